@@ -1,0 +1,358 @@
+"""What the library needs from a framework, and the choice of the framework.
+
+Every method is a staticmethod, and a concrete class defines each one in its own body: tools that
+observe collectives replace entries of ``type(get_platform()).__dict__`` and put them back.
+For the same reason a method that needs another one looks it up on the class when it is called.
+
+Words used here: a *group* is the framework's process group. Its ranks have an order, and piece
+``i`` of a collective belongs to the rank in position ``i``. A group of one process never
+communicates: collectives return an alias of their input.
+
+The gradient of a collective follows the types of a tensor that is spread over ranks: a piece of
+a split tensor has the same piece of the gradient as its gradient; a replicated tensor, or a
+summand of a partial sum, has the whole gradient, equal on every rank.
+"""
+import functools
+import importlib
+import importlib.util
+import os
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any, Callable, Optional, Sequence
+
+import numpy as np
+
+_ADAPTERS = {
+    "torch": ("hyper_parallel.platform.torch.platform", "TorchPlatform"),
+    "mindspore": ("hyper_parallel.platform.mindspore.platform", "MindSporePlatform"),
+}
+_VARIABLE = "HYPER_PARALLEL_PLATFORM"
+
+
+class Platform(ABC):
+    """The operations that layers 2 to 6 may ask of a framework."""
+
+    Tensor: type
+    """The framework's tensor class."""
+
+    # ---- processes ----
+
+    @staticmethod
+    @abstractmethod
+    def get_rank() -> int:
+        """Rank of this process: of the default group, else the launcher's ``RANK``, else 0."""
+
+    @staticmethod
+    @abstractmethod
+    def get_world_size() -> int:
+        """Number of processes: of the default group, else the launcher's, else 1."""
+
+    @staticmethod
+    @abstractmethod
+    def known_world_size() -> Optional[int]:
+        """Number of processes, or None where nobody said: not initialised and not launched."""
+
+    @staticmethod
+    @abstractmethod
+    def is_initialized() -> bool:
+        """Whether the default group exists."""
+
+    @staticmethod
+    @abstractmethod
+    def init_process_group(backend: Optional[str] = None, device: Any = None,
+                           timeout: Optional[timedelta] = None) -> None:
+        """Make the default group of all processes.
+
+        Without a launcher's environment this process becomes a world of size 1.
+
+        Args:
+            backend: communication backend; None takes the one that suits ``device``.
+            device: device that the tensors will be on; None takes an accelerator if there is one.
+            timeout: how long a collective or the making of a group may wait; None takes the
+                framework's default.
+
+        Raises:
+            RuntimeError: the default group exists already.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def destroy_process_group() -> None:
+        """Destroy the default group and every group made from it; nothing if there is none."""
+
+    @staticmethod
+    @abstractmethod
+    def generation() -> int:
+        """How many default groups were seen to be destroyed; 0 before and during the first."""
+
+    # ---- groups ----
+
+    @staticmethod
+    @abstractmethod
+    def create_group(rank_list: Sequence[int]) -> Any:
+        """The group of ``rank_list`` in that order; only its members call this.
+
+        Members may have made any other groups before, in any order. Asking again for the same
+        ranks returns the same group. All ranks of the world in order give the default group.
+
+        Args:
+            rank_list: global ranks, each once, this process among them.
+
+        Raises:
+            TypeError: something that is not a rank.
+            ValueError: no rank, a rank twice, outside the world, or this process is not in it.
+            RuntimeError: not initialised, or a member did not come within the default group's
+                timeout (the message names the group and the missing ranks).
+        """
+
+    @staticmethod
+    @abstractmethod
+    def self_group() -> Any:
+        """A usable group of this process alone, made without communication."""
+
+    @staticmethod
+    @abstractmethod
+    def get_group_size(group: Any) -> int:
+        """Number of ranks in ``group`` (None: the default group)."""
+
+    @staticmethod
+    @abstractmethod
+    def get_group_rank(group: Any) -> int:
+        """Position of this process in ``group`` (None: the default group)."""
+
+    @staticmethod
+    @abstractmethod
+    def get_group_ranks(group: Any) -> tuple[int, ...]:
+        """Global ranks of ``group`` in its order (None: the default group)."""
+
+    # ---- numpy ----
+
+    @staticmethod
+    @abstractmethod
+    def tensor_to_numpy(tensor: Any) -> np.ndarray:
+        """A numpy copy of ``tensor``.
+
+        Raises:
+            ValueError: ``tensor`` has no data (meta or fake tensor).
+        """
+
+    @staticmethod
+    @abstractmethod
+    def tensor_from_numpy(array: np.ndarray) -> Any:
+        """A CPU tensor with a copy of ``array``; it has data under any device or fake mode."""
+
+    # ---- collectives with gradients ----
+
+    @staticmethod
+    @abstractmethod
+    def differentiable_all_gather_concat(data: Any, group: Any, concat_size: int,
+                                         concat_dim: int) -> Any:
+        """Join the equal pieces of all ranks along ``concat_dim``.
+
+        Args:
+            data: this rank's piece, of the same shape on every rank.
+            group: the ranks that join.
+            concat_size: number of pieces: the size of the group.
+            concat_dim: dim to join along.
+
+        Returns:
+            The joined tensor. Its gradient flows to the own piece, without communication.
+
+        Raises:
+            ValueError: ``concat_size`` is not the group's size, or no such dim.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def differentiable_all_to_all(input_data: Any, output_shape: Sequence[int],
+                                  group: Any) -> Any:
+        """Split dim 0 evenly, send piece ``i`` to rank ``i``, join what comes along dim 0.
+
+        Args:
+            input_data: tensor whose dim 0 the group's size divides.
+            output_shape: shape of the result, with as many elements as the input.
+            group: the ranks that exchange.
+
+        Returns:
+            A tensor of ``output_shape``. Its gradient makes the reverse exchange.
+
+        Raises:
+            ValueError: dim 0 or ``output_shape`` does not fit.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def differentiable_all_reduce(data: Any, op: str, group: Any) -> Any:
+        """Combine the tensors of all ranks element by element.
+
+        Args:
+            data: this rank's operand, of the same shape on every rank.
+            op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"product"``. On bool tensors the
+                sum is "or" and the product is "and".
+            group: the ranks that combine.
+
+        Returns:
+            The combined tensor, equal on every rank. Gradient: sum, unchanged; avg, divided by
+            the group's size; max and min, to the ranks that hold the result (ties share it
+            evenly); product, times the product of the others.
+
+        Raises:
+            ValueError: unknown ``op``.
+            TypeError: ``op`` is not defined for the tensor's dtype.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def differentiable_reduce_scatter(data: Any, dev_num: int, axis: int, op: str,
+                                      group: Any) -> Any:
+        """Combine the tensors of all ranks and keep the own piece along ``axis``.
+
+        Args:
+            data: this rank's operand, of the same shape on every rank.
+            dev_num: number of pieces: the size of the group.
+            axis: dim to split; ``dev_num`` divides it.
+            op: as for :meth:`differentiable_all_reduce`.
+            group: the ranks that combine.
+
+        Returns:
+            This rank's piece. Gradient: all-gathered, then as for the all-reduce.
+
+        Raises:
+            ValueError: unknown ``op``, ``dev_num`` is not the group's size, or ``axis`` cannot
+                be split evenly.
+            TypeError: ``op`` is not defined for the tensor's dtype.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def differentiable_all_to_all_single_async(
+            input_tensor: Any, input_splits: Optional[Sequence[int]],
+            output_splits: Optional[Sequence[int]], group: Any) -> tuple[Any, Any]:
+        """As ``differentiable_all_to_all_single``, but it returns before the data is there.
+
+        Returns:
+            ``(output, work)``: read ``output`` after ``work.wait()``, and leave ``input_tensor``
+            alone until then.
+        """
+
+    @staticmethod
+    def differentiable_all_to_all_single(
+            input_tensor: Any, input_splits: Optional[Sequence[int]],
+            output_splits: Optional[Sequence[int]], group: Any) -> Any:
+        """Exchange pieces of dim 0 that may differ in length. Not every framework has it.
+
+        Args:
+            input_tensor: what this rank sends, piece ``i`` to rank ``i``.
+            input_splits: lengths of the pieces sent; None splits evenly.
+            output_splits: lengths of the pieces received; None expects as much as is sent,
+                evenly.
+            group: the ranks that exchange.
+
+        Returns:
+            The received pieces joined along dim 0. Its gradient makes the reverse exchange.
+
+        Raises:
+            ValueError: splits that do not fit the tensor or the group.
+            NotImplementedError: the framework has no such collective.
+        """
+        raise NotImplementedError("this platform has no all-to-all with uneven splits; "
+                                  "use differentiable_all_to_all with even pieces")
+
+    # ---- other communication ----
+
+    @staticmethod
+    @abstractmethod
+    def broadcast(tensor: Any, src_index: int, group: Any) -> Any:
+        """Overwrite ``tensor`` with that of position ``src_index`` in ``group``; returns it."""
+
+    @staticmethod
+    @abstractmethod
+    def scatter(output: Any, pieces: Optional[Sequence[Any]], src_index: int,
+                group: Any) -> Any:
+        """Fill ``output`` with the own piece of those that position ``src_index`` holds.
+
+        Args:
+            output: tensor to fill, of the same shape on every rank.
+            pieces: one tensor of that shape a rank, at the source; ignored elsewhere.
+            src_index: position of the source in ``group``.
+            group: the ranks that receive.
+
+        Returns:
+            ``output``.
+
+        Raises:
+            ValueError: the source's ``pieces`` do not fit, or there is no such position.
+        """
+
+    # ---- tensors ----
+
+    @staticmethod
+    @abstractmethod
+    def apply_with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any],
+                            tensor: Any) -> Any:
+        """``forward(tensor)`` as one node of the autograd graph.
+
+        Args:
+            forward: gives the value; nothing it does is recorded. It may return its input, and
+                then the result is an alias of it that must not be modified in place.
+            backward: maps the gradient of the result to that of ``tensor``. It runs with
+                gradients on when a second derivative is wanted, so it is made of
+                differentiable operations.
+            tensor: the input.
+
+        Returns:
+            A plain tensor.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def narrow(tensor: Any, dim: int, start: int, length: int) -> Any:
+        """A view of ``length`` entries of ``dim`` from ``start`` on."""
+
+    @staticmethod
+    @abstractmethod
+    def pad_end(tensor: Any, dim: int, amount: int) -> Any:
+        """``tensor`` with ``amount`` zeros added at the end of ``dim``."""
+
+    @staticmethod
+    @abstractmethod
+    def concat(tensors: Sequence[Any], dim: int) -> Any:
+        """The tensors joined along ``dim``."""
+
+    @staticmethod
+    @abstractmethod
+    def contiguous(tensor: Any) -> Any:
+        """``tensor`` itself if it is contiguous, else a copy that is."""
+
+    @staticmethod
+    @abstractmethod
+    def zeros_like(tensor: Any) -> Any:
+        """Zeros of the shape, dtype and device of ``tensor``."""
+
+
+@functools.lru_cache(maxsize=None)
+def get_platform() -> Platform:
+    """The adapter of the framework in use; always the same object.
+
+    ``HYPER_PARALLEL_PLATFORM`` names it, ``torch`` or ``mindspore``; it is read once. Without
+    it the choice is torch if it is installed, else mindspore.
+
+    Raises:
+        ValueError: the variable holds another name.
+        RuntimeError: the framework is not installed, or this release has no adapter for it.
+    """
+    name = os.environ.get(_VARIABLE, "").strip().lower()
+    if not name:
+        name = next((known for known in _ADAPTERS if importlib.util.find_spec(known)), "torch")
+    if name not in _ADAPTERS:
+        raise ValueError(f"{_VARIABLE} must be one of {', '.join(_ADAPTERS)}, got {name!r}; "
+                         f"correct the variable or unset it")
+    if importlib.util.find_spec(name) is None:
+        raise RuntimeError(f"{_VARIABLE} asks for {name}, which is not installed here: "
+                           f"install it, or set {_VARIABLE} to another of "
+                           f"{', '.join(_ADAPTERS)}")
+    module, class_name = _ADAPTERS[name]
+    if importlib.util.find_spec(module.rpartition(".")[0]) is None:
+        raise RuntimeError(f"this release has no adapter for {name}: "
+                           f"set {_VARIABLE}=torch and install torch")
+    return getattr(importlib.import_module(module), class_name)()

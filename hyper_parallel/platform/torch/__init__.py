@@ -1,0 +1,1 @@
+"""The adapter for PyTorch: process groups, collectives with gradients, the tensor class."""

@@ -1,0 +1,339 @@
+"""The adapter for PyTorch.
+
+The collectives come from ``collectives``, processes and groups from ``groups``. This module puts
+them together with their gradients. A gradient that communicates calls a method of
+:class:`TorchPlatform` by the class, so that whoever replaced the method sees the call, and so
+that a second derivative follows of itself.
+"""
+from datetime import timedelta
+from typing import Any, Callable, Optional, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hyper_parallel.platform.platform import Platform
+from hyper_parallel.platform.torch import collectives, groups
+from hyper_parallel.platform.torch.solo_group import FinishedWork
+
+Tensor = torch.Tensor
+Group = groups.Group
+_Splits = Optional[Sequence[int]]
+
+
+def _dim(tensor: Tensor, dim: int) -> int:
+    """``dim`` counted from the front."""
+    if not -tensor.ndim <= dim < tensor.ndim:
+        raise ValueError(f"dim {dim} does not exist in a tensor of {tensor.ndim} dims")
+    return dim % tensor.ndim
+
+
+def _check_size(name: str, given: int, group: Group, size: int) -> None:
+    if given != size:
+        raise ValueError(f"{name} must be the size of the group, which is {size} (ranks "
+                         f"{list(groups.get_group_ranks(group))}), got {given}")
+
+
+def _check_splits(tensor: Tensor, input_splits: _Splits, output_splits: _Splits,
+                  size: int) -> None:
+    """Raise ValueError unless the splits cover dim 0 of ``tensor``, one for each rank."""
+    if tensor.ndim == 0:
+        raise ValueError("an all-to-all splits dim 0, but the tensor has no dims; reshape it")
+    rows = tensor.shape[0]
+    for name, splits in (("input_splits", input_splits), ("output_splits", output_splits)):
+        if splits is None:
+            if rows % size:
+                raise ValueError(f"{name}=None splits dim 0 evenly, but {size} ranks do not "
+                                 f"divide {rows} rows; give the lengths")
+        elif len(splits) != size or min(splits) < 0:
+            raise ValueError(f"{name} needs one length >= 0 for each of the {size} ranks, got "
+                             f"{list(splits)}")
+    if input_splits is not None and sum(input_splits) != rows:
+        raise ValueError(f"input_splits must add up to the {rows} rows of dim 0, got "
+                         f"{list(input_splits)}")
+
+
+def _varying(tensor: Tensor, group: Group) -> Tensor:
+    """``tensor``, equal on all ranks, for a use whose result differs between them."""
+    return collectives.apply_with_gradient(
+        lambda x: x, lambda grad: TorchPlatform.differentiable_all_reduce(grad, "sum", group),
+        tensor)
+
+
+def _extremum(data: Tensor, op: str, group: Group, size: int) -> Tensor:
+    """All-reduce by max or min; the gradient goes to the ranks that hold the result."""
+    held: list[Tensor] = []
+
+    def forward(operand: Tensor) -> Tensor:
+        result = collectives.all_reduce(operand, op, group, size)
+        if operand.requires_grad:
+            held.append(operand == result)
+        return result
+
+    def backward(grad: Tensor) -> Tensor:
+        mine = held[0].to(grad.dtype)
+        holders = TorchPlatform.differentiable_all_reduce(mine, "sum", group)
+        return _varying(grad, group) * (mine / holders)
+
+    return collectives.apply_with_gradient(forward, backward, data)
+
+
+def _product(data: Tensor, group: Group, size: int) -> Tensor:
+    """All-reduce by product; the gradient is the product of the others, right at zeros too."""
+    position = groups.get_group_rank(group)
+    version = getattr(data, "_version")
+
+    def gather(operand: Tensor) -> Tensor:
+        return TorchPlatform.differentiable_all_gather_concat(operand, group, size, 0)
+
+    def spread(grad: Tensor) -> Tensor:
+        return TorchPlatform.differentiable_reduce_scatter(grad, size, 0, "sum", group)
+
+    def backward(grad: Tensor) -> Tensor:
+        if getattr(data, "_version") != version:
+            raise RuntimeError("the operand of a product all-reduce was modified in place before "
+                               "its gradient was computed; modify a clone instead")
+        every = collectives.apply_with_gradient(gather, spread, data.unsqueeze(0))
+        others = torch.cat((every[:position], every[position + 1:])).prod(dim=0)
+        return _varying(grad, group) * others.conj()
+
+    return collectives.apply_with_gradient(
+        lambda x: collectives.all_reduce(x, "product", group, size), backward, data)
+
+
+_LOCAL_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda stacked: stacked.amax(dim=0),
+    "min": lambda stacked: stacked.amin(dim=0),
+    "product": lambda stacked: stacked.prod(dim=0, dtype=stacked.dtype),
+}
+
+
+def _exchange_and_reduce(data: Tensor, axis: int, op: str, group: Group, size: int) -> Tensor:
+    """Reduce-scatter for the operations whose gradient needs every rank's operand.
+
+    The pieces are exchanged and reduced here, which puts no more bytes on the wire than the
+    native collective and leaves the gradient to the framework.
+    """
+    stacked = torch.stack(data.chunk(size, axis))
+    shape = tuple(stacked.shape)
+    received = collectives.apply_with_gradient(
+        lambda x: collectives.all_to_all(x, None, None, group),
+        lambda grad: TorchPlatform.differentiable_all_to_all(grad, shape, group), stacked)
+    return _LOCAL_REDUCTIONS[op](received)
+
+
+class TorchPlatform(Platform):
+    """PyTorch with torch.distributed. What each method promises stands in :class:`Platform`."""
+
+    Tensor = torch.Tensor
+
+    get_rank = staticmethod(groups.get_rank)
+    known_world_size = staticmethod(groups.known_world_size)
+    is_initialized = staticmethod(groups.is_initialized)
+    destroy_process_group = staticmethod(groups.destroy_process_group)
+    generation = staticmethod(groups.generation)
+    create_group = staticmethod(groups.create_group)
+    self_group = staticmethod(groups.self_group)
+    get_group_size = staticmethod(groups.get_group_size)
+    get_group_rank = staticmethod(groups.get_group_rank)
+    get_group_ranks = staticmethod(groups.get_group_ranks)
+    apply_with_gradient = staticmethod(collectives.apply_with_gradient)
+
+    @staticmethod
+    def get_world_size() -> int:
+        return groups.known_world_size() or 1
+
+    @staticmethod
+    def init_process_group(backend: Optional[str] = None, device: Any = None,
+                           timeout: Optional[timedelta] = None) -> None:
+        groups.init_process_group(backend, device, timeout)
+
+    # ---- numpy ----
+
+    @staticmethod
+    def tensor_to_numpy(tensor: Tensor) -> np.ndarray:
+        with _disable_current_modes():
+            try:
+                plain = tensor.detach().cpu()
+                if plain.dtype is torch.bfloat16:
+                    plain = plain.float()  # numpy has no bfloat16
+                return plain.numpy().copy()
+            except (NotImplementedError, RuntimeError, TypeError) as error:
+                raise ValueError(f"a {tensor.device.type} tensor of type "
+                                 f"{type(tensor).__name__} holds no data that numpy could take; "
+                                 f"pass a list, a numpy array or a real tensor") from error
+
+    @staticmethod
+    def tensor_from_numpy(array: np.ndarray) -> Tensor:
+        with _disable_current_modes():
+            return torch.from_numpy(np.array(array))
+
+    # ---- collectives with gradients ----
+
+    @staticmethod
+    def differentiable_all_gather_concat(data: Tensor, group: Group, concat_size: int,
+                                         concat_dim: int) -> Tensor:
+        size = groups.get_group_size(group)
+        dim = _dim(data, concat_dim)
+        _check_size("concat_size", concat_size, group, size)
+        if size == 1:
+            return collectives.alias(data)
+        length = data.shape[dim]
+        start = groups.get_group_rank(group) * length
+
+        def join(pieces: Tensor) -> Tensor:
+            return TorchPlatform.differentiable_all_gather_concat(pieces, group, size, dim)
+
+        def own_piece(grad: Tensor) -> Tensor:
+            # A copy: a view would keep the whole gradient alive in the leaf's .grad.
+            return collectives.apply_with_gradient(
+                lambda whole: whole.narrow(dim, start, length).clone(
+                    memory_format=torch.contiguous_format), join, grad)
+
+        return collectives.apply_with_gradient(
+            lambda x: collectives.all_gather_concat(x, dim, group, size), own_piece, data)
+
+    @staticmethod
+    def differentiable_all_to_all(input_data: Tensor, output_shape: Sequence[int],
+                                  group: Group) -> Tensor:
+        size = groups.get_group_size(group)
+        _check_splits(input_data, None, None, size)
+        shape, target = tuple(input_data.shape), torch.Size(output_shape)
+        if target.numel() != input_data.numel():
+            raise ValueError(f"output_shape must hold the {input_data.numel()} elements of the "
+                             f"input {list(shape)}, got {list(target)}")
+        if size == 1:
+            return input_data.reshape(target)
+        return collectives.apply_with_gradient(
+            lambda x: collectives.all_to_all(x, None, None, group).view(target),
+            lambda grad: TorchPlatform.differentiable_all_to_all(grad.reshape(shape), shape,
+                                                                 group),
+            input_data)
+
+    @staticmethod
+    def differentiable_all_reduce(data: Tensor, op: str, group: Group) -> Tensor:
+        collectives.check_reduction(op, data.dtype)
+        size = groups.get_group_size(group)
+        if size == 1:
+            return collectives.alias(data)
+        if op == "product":
+            return _product(data, group, size)
+        if op in ("max", "min"):
+            return _extremum(data, op, group, size)
+        return collectives.apply_with_gradient(
+            lambda x: collectives.all_reduce(x, op, group, size),
+            lambda grad: grad / size if op == "avg" else grad, data)
+
+    @staticmethod
+    def differentiable_reduce_scatter(data: Tensor, dev_num: int, axis: int, op: str,
+                                      group: Group) -> Tensor:
+        collectives.check_reduction(op, data.dtype)
+        size = groups.get_group_size(group)
+        dim = _dim(data, axis)
+        _check_size("dev_num", dev_num, group, size)
+        if data.shape[dim] % size:
+            raise ValueError(f"a reduce-scatter splits dim {dim} evenly, but {size} ranks do not "
+                             f"divide its length {data.shape[dim]}; pad it first")
+        if size == 1:
+            return collectives.alias(data)
+        if op in _LOCAL_REDUCTIONS:
+            return _exchange_and_reduce(data, dim, op, group, size)
+
+        def join(grad: Tensor) -> Tensor:
+            whole = TorchPlatform.differentiable_all_gather_concat(grad, group, size, dim)
+            return whole / size if op == "avg" else whole
+
+        return collectives.apply_with_gradient(
+            lambda x: collectives.reduce_scatter(x, dim, op, group, size), join, data)
+
+    @staticmethod
+    def differentiable_all_to_all_single(input_tensor: Tensor, input_splits: _Splits,
+                                         output_splits: _Splits, group: Group) -> Tensor:
+        size = groups.get_group_size(group)
+        _check_splits(input_tensor, input_splits, output_splits, size)
+        if size == 1:
+            return collectives.alias(input_tensor)
+        return collectives.apply_with_gradient(
+            lambda x: collectives.all_to_all(x, input_splits, output_splits, group),
+            lambda grad: TorchPlatform.differentiable_all_to_all_single(
+                grad, output_splits, input_splits, group),
+            input_tensor)
+
+    @staticmethod
+    def differentiable_all_to_all_single_async(
+            input_tensor: Tensor, input_splits: _Splits, output_splits: _Splits,
+            group: Group) -> tuple[Tensor, Any]:
+        size = groups.get_group_size(group)
+        _check_splits(input_tensor, input_splits, output_splits, size)
+        if size == 1:
+            output = collectives.alias(input_tensor)
+            return output, FinishedWork([output])
+        started: list[Any] = []
+
+        def start(tensor: Tensor) -> Tensor:
+            output, work = collectives.all_to_all_async(tensor, input_splits, output_splits,
+                                                        group)
+            started.append(work)
+            return output
+
+        output = collectives.apply_with_gradient(
+            start,
+            lambda grad: TorchPlatform.differentiable_all_to_all_single(
+                grad, output_splits, input_splits, group),
+            input_tensor)
+        return output, started[0]
+
+    # ---- other communication ----
+
+    @staticmethod
+    def broadcast(tensor: Tensor, src_index: int, group: Group) -> Tensor:
+        collectives.broadcast(tensor, _source(src_index, group), group)
+        return tensor
+
+    @staticmethod
+    def scatter(output: Tensor, pieces: Optional[Sequence[Tensor]], src_index: int,
+                group: Group) -> Tensor:
+        source = _source(src_index, group)
+        if groups.get_group_rank(group) != src_index:
+            pieces = None
+        elif pieces is None or len(pieces) != groups.get_group_size(group) or \
+                any(piece.shape != output.shape or piece.dtype != output.dtype
+                    for piece in pieces):
+            raise ValueError(f"the source scatters one piece of shape {list(output.shape)} and "
+                             f"dtype {output.dtype} to each of the "
+                             f"{groups.get_group_size(group)} ranks; got {pieces!r}")
+        collectives.scatter(output, pieces, source, group)
+        return output
+
+    # ---- tensors ----
+
+    @staticmethod
+    def narrow(tensor: Tensor, dim: int, start: int, length: int) -> Tensor:
+        return tensor.narrow(dim, start, length)
+
+    @staticmethod
+    def pad_end(tensor: Tensor, dim: int, amount: int) -> Tensor:
+        behind = tensor.ndim - 1 - _dim(tensor, dim)
+        return functional.pad(tensor, [0, 0] * behind + [0, amount])
+
+    @staticmethod
+    def concat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+        return torch.cat(tuple(tensors), dim)
+
+    @staticmethod
+    def contiguous(tensor: Tensor) -> Tensor:
+        return tensor.contiguous()
+
+    @staticmethod
+    def zeros_like(tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor)
+
+
+def _source(src_index: int, group: Group) -> int:
+    """Global rank of the position ``src_index``."""
+    ranks = groups.get_group_ranks(group)
+    if not 0 <= src_index < len(ranks):
+        raise ValueError(f"src_index is a position in the group, 0 to {len(ranks) - 1}, got "
+                         f"{src_index}")
+    return ranks[src_index]
