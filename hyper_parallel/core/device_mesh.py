@@ -67,6 +67,7 @@ class DeviceMesh(MeshTopology):
         self._coordinate: Optional[tuple[int, ...]] = None
         self._sub_mesh_cache: dict[tuple[str, ...], DeviceMesh] = {}
         self._cache_rank_list_along_axis: dict[str, list[int]] = {}
+        self._cache_ranks_over_axes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     @classmethod
     def _make(cls, ranks: np.ndarray, names: tuple[str, ...], root: Optional["DeviceMesh"],
