@@ -1,25 +1,24 @@
 """CommDebugMode in one process, without a backend: the seven groups of the specification."""
 import logging
 import types
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from hyper_parallel.core.dtensor.debug import CommDebugMode
 from hyper_parallel.core.dtensor.debug._call_records import (
-    AnnotateCall,
     CollectiveCall,
     DebugCall,
     OpCall,
-    RedistributeCall,
     TensorInfo,
 )
 from hyper_parallel.core.dtensor.debug._collective_tracer import (
     COLLECTIVE_METHODS,
     CollectiveTracer,
 )
-from hyper_parallel.core.placement_types import Partial, Replicate, Shard
+from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
 from hyper_parallel.platform import get_platform
 
@@ -39,16 +38,16 @@ class Group:
         return self._size
 
 
-def info(*shape: int, placements: tuple = (Replicate(),)) -> TensorInfo:
+def info(*shape: int) -> TensorInfo:
     """A DTensor of two ranks."""
-    return TensorInfo(shape, "torch.float32", True, placements, (2,))
+    return TensorInfo(shape, "torch.float32", True, (Replicate(),), (2,))
 
 
-def all_reduce_record(**changes: Any) -> CollectiveCall:
+def all_reduce_record(call_depth: int = 0) -> CollectiveCall:
     """The all-reduce of the specification's tables."""
-    fields = {"collective_type": ALL_REDUCE, "group_size": 2, "input_shape": (4, 16),
-              "output_shape": (4, 16), "input_dtype": "torch.float32"}
-    return CollectiveCall(**{**fields, **changes})
+    return CollectiveCall(collective_type=ALL_REDUCE, group_size=2, input_shape=(4, 16),
+                          output_shape=(4, 16), input_dtype="torch.float32",
+                          call_depth=call_depth)
 
 
 def record_mlp(mode: CommDebugMode) -> None:
@@ -80,29 +79,10 @@ class TestCallRecords:
             "Op(linear) inputs=[DTensor[4, 16], DTensor[32, 16]] outputs=[DTensor[4, 32]]")
         assert record.call_depth == 0 and record.children == []
 
-    def test_op_call_shows_plain_tensors_as_such(self):
-        record = OpCall("add", [TensorInfo((2,), "torch.int64"), info(2)], [info(2)])
-        assert record._render_self() == "Op(add) inputs=[Tensor[2], DTensor[2]] outputs=[DTensor[2]]"
-
     def test_collective_call_render_self(self):
         assert all_reduce_record()._render_self() == (
             "Collective(differentiable_all_reduce) group_size=2 "
             "input_shape=(4, 16) output_shape=(4, 16)")
-
-    def test_collective_call_names_the_backward_phase(self):
-        assert all_reduce_record(phase="backward")._render_self().endswith(" phase=backward")
-
-    def test_redistribute_call_render_self(self):
-        one = RedistributeCall((Partial(),), (Replicate(),), (4, 16))
-        two = RedistributeCall((Shard(0), Partial()), (Replicate(), Replicate()), (4,), "backward")
-        assert one._render_self() == "Redistribute(Partial(sum) -> Replicate()) tensor_shape=(4, 16)"
-        assert two._render_self() == ("Redistribute((Shard(dim=0), Partial(sum)) -> (Replicate(), "
-                                      "Replicate())) tensor_shape=(4,) phase=backward")
-
-    def test_annotate_call_render_self(self):
-        assert AnnotateCall("fc1")._render_self() == "Module(fc1) [enter]"
-        assert AnnotateCall(module_fqn="fc1", event_type="exit")._render_self() == (
-            "Module(fc1) [exit]")
 
     def test_debug_call_render_nests(self):
         root = DebugCall(call_depth=0)
@@ -117,17 +97,13 @@ class TestCallRecords:
             "    Op(gelu) inputs=[] outputs=[]",
         ]
 
-    def test_timestamps_follow_the_clock(self):
-        first, second = OpCall("mm"), OpCall("mm")
-        assert 1.6e9 < first.timestamp <= second.timestamp
-
 
 class TestCollectiveTracer:
     """Group 2: the patch comes and goes without a trace, and its callback harms nobody."""
 
-    @staticmethod
-    def make_platform() -> type:
-        """A platform class that has two of the six methods, and another one."""
+    @pytest.fixture
+    def cls(self) -> type:
+        """A platform class that has one of the six methods, and another one."""
 
         class FakePlatform:
             """Adds where a platform would reduce."""
@@ -139,31 +115,23 @@ class TestCollectiveTracer:
                 return 2 * data
 
             @staticmethod
-            def differentiable_all_to_all(input_data: int, output_shape: Any, group: Any) -> int:
-                """Goes through another collective, as an adapter may."""
-                del output_shape
-                return FakePlatform.differentiable_all_reduce(input_data, "sum", group) + 1
-
-            @staticmethod
             def broadcast(tensor: int) -> int:
                 """Is none of the six."""
                 return tensor
 
         return FakePlatform
 
-    def test_uninstall_restores_the_very_descriptors(self):
-        cls = self.make_platform()
+    def test_uninstall_restores_the_very_descriptors(self, cls):
         before = dict(cls.__dict__)
         tracer = CollectiveTracer(lambda *call: None, cls)
         tracer.install()
         changed = {name for name, value in before.items() if cls.__dict__[name] is not value}
-        assert changed == {"differentiable_all_reduce", "differentiable_all_to_all"}
+        assert changed == {ALL_REDUCE}
         tracer.uninstall()
         assert cls.__dict__.keys() == before.keys()
         assert all(cls.__dict__[name] is value for name, value in before.items())
 
-    def test_callback_is_told_call_and_result(self):
-        cls = self.make_platform()
+    def test_callback_is_told_call_and_result(self, cls):
         calls = []
         tracer = CollectiveTracer(lambda *call: calls.append(call), platform_cls=cls)
         tracer.install()
@@ -175,17 +143,7 @@ class TestCollectiveTracer:
         assert calls == [(ALL_REDUCE, (3, "sum"), {"group": "g"}, 6),
                          (ALL_REDUCE, (4, "sum", None), {}, 8)]
 
-    def test_collective_inside_a_collective_is_part_of_it(self):
-        cls = self.make_platform()
-        names = []
-        tracer = CollectiveTracer(lambda name, *_: names.append(name), cls)
-        tracer.install()
-        assert cls.differentiable_all_to_all(3, (3,), None) == 7
-        tracer.uninstall()
-        assert names == ["differentiable_all_to_all"]
-
-    def test_callback_error_does_not_reach_the_caller(self, caplog):
-        cls = self.make_platform()
+    def test_callback_error_does_not_reach_the_caller(self, cls, caplog):
 
         def fail(*_: Any) -> None:
             raise ZeroDivisionError("of the callback")
@@ -199,45 +157,6 @@ class TestCollectiveTracer:
         assert [record.getMessage() for record in caplog.records] == [
             "A callback on collectives failed, the program goes on: "
             "ZeroDivisionError: of the callback"]
-
-    def test_error_of_the_collective_reaches_the_caller_and_is_no_call(self):
-        cls = self.make_platform()
-        names = []
-        tracer = CollectiveTracer(lambda name, *_: names.append(name), cls)
-        tracer.install()
-        with pytest.raises(TypeError, match="missing 1 required"):
-            cls.differentiable_all_reduce(3, "sum")
-        cls.differentiable_all_reduce(3, "sum", None)
-        tracer.uninstall()
-        assert names == [ALL_REDUCE]
-
-    @pytest.mark.parametrize("first_out", [0, 1])
-    def test_two_tracers_in_any_order(self, first_out):
-        cls = self.make_platform()
-        original = cls.__dict__[ALL_REDUCE]
-        heard: list[list[int]] = [[], []]
-        tracers = [CollectiveTracer(lambda *call, out=out: out.append(call[3]), cls)
-                   for out in heard]
-        for tracer in tracers:
-            tracer.install()
-            tracer.install()
-        cls.differentiable_all_reduce(1, "sum", None)
-        tracers[first_out].uninstall()
-        cls.differentiable_all_reduce(2, "sum", None)
-        tracers[1 - first_out].uninstall()
-        tracers[first_out].uninstall()
-        assert heard[first_out] == [2] and heard[1 - first_out] == [2, 4]
-        assert cls.__dict__[ALL_REDUCE] is original
-
-    def test_by_default_the_class_of_the_platform(self):
-        cls = type(get_platform())
-        before = {name: cls.__dict__[name] for name in COLLECTIVE_METHODS}
-        tracer = CollectiveTracer(lambda *call: None)
-        tracer.install()
-        assert all(cls.__dict__[name] is not old for name, old in before.items())
-        assert all(isinstance(cls.__dict__[name], staticmethod) for name in before)
-        tracer.uninstall()
-        assert all(cls.__dict__[name] is old for name, old in before.items())
 
 
 class TestCommDebugModeContextManager:
@@ -466,18 +385,6 @@ class TestDebugOutput:
         assert mode.generate_tracing_table() == mode.generate_tracing_table(noise_level=1)
         assert mode.generate_comm_debug_tracing_table(None) == mode.generate_tracing_table(1)
 
-    def test_redistribute_is_shown_and_indents_from_level_3_only(self):
-        mode = CommDebugMode(module=torch.nn.Module())
-        op, move = OpCall("linear"), RedistributeCall((Partial(),), (Replicate(),), (4, 16))
-        op.children.append(move)
-        move.children.append(all_reduce_record())
-        mode._root_records.append(op)
-        assert mode.generate_tracing_table(2).split("\n")[3:] == [self.MLP_0]
-        assert mode.generate_tracing_table(3).split("\n")[3:] == [
-            "  Redistribute       Redistribute(Partial(sum) -> Replicate()) tensor_shape=(4, 16)",
-            "    Collective       Collective(differentiable_all_reduce) group_size=2 "
-            "input_shape=(4, 16) output_shape=(4, 16)"]
-
     @pytest.mark.parametrize("level", [2, 3])
     def test_module_level_without_module_warns_and_adds_nothing(self, level, caplog):
         mode = CommDebugMode()
@@ -494,14 +401,6 @@ class TestDebugOutput:
         with caplog.at_level(logging.WARNING):
             mode.generate_tracing_table(2)
         assert not caplog.records
-
-    def test_wrong_levels_raise(self, mode):
-        with pytest.raises(TypeError, match="int from 0 to 3 or None, but got '1'"):
-            mode.generate_tracing_table("1")
-        with pytest.raises(TypeError, match="but got True"):
-            mode.generate_tracing_table(True)
-        with pytest.raises(ValueError, match="but got -1"):
-            mode.generate_tracing_table(-1)
 
     def test_repr(self, mode):
         assert repr(mode) == "CommDebugMode(get_total_counts()=1)"

@@ -4,7 +4,8 @@ import itertools
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch

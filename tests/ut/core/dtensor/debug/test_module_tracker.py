@@ -1,7 +1,8 @@
 """Module boundaries: calls, errors, shared modules, and hooks that leave no trace."""
 import copy
 from types import SimpleNamespace
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def fixture_all_reduce(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tenso
 class Reduce(nn.Module):
     """Communicates, and then raises if told so."""
 
-    def __init__(self, error: Optional[type[BaseException]] = None) -> None:
+    def __init__(self, error: type[BaseException] | None = None) -> None:
         super().__init__()
         self.error = error
 
@@ -103,7 +104,7 @@ def test_child_that_raises_and_is_caught_does_not_own_its_sibling():
     with CommDebugMode(module=model) as mode:
         model(X)
         assert mode._call_stack == []
-    assert outline(mode) == ["(root)", "  bad", "    deep", "      Collective",
+    assert outline(mode) == ["(root)", "  bad", "    bad.deep", "      Collective",
                              "  good", "    Collective"]
     assert hook_tables(model) == before
 
@@ -207,7 +208,7 @@ def test_mode_entered_and_left_inside_the_forward_it_traces():
     class Late(Reduce):
         """Is traced from its middle on."""
 
-        mode: Optional[CommDebugMode] = None
+        mode: CommDebugMode | None = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.mode is None:

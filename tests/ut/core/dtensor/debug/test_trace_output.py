@@ -106,6 +106,26 @@ def test_levels_are_nested(mode):
         assert len(higher) == len(lower) + 1
 
 
+def test_redistribute_is_shown_and_indents_from_level_3_only(mode):
+    detail = ("Collective(differentiable_all_reduce) group_size=2 "
+              "input_shape=(4, 16) output_shape=(4, 16)")
+    assert mode.generate_tracing_table(2).split("\n")[-1] == f"    Collective       {detail}"
+    assert mode.generate_tracing_table(3).split("\n")[-2:] == [
+        "    Redistribute     Redistribute(Partial(sum) -> Replicate()) tensor_shape=(4, 16)",
+        f"      Collective     {detail}"]
+
+
+def test_wrong_levels_raise(mode):
+    for write in (mode.generate_tracing_table, mode.log_comm_debug_tracing_table_to_file,
+                  mode.generate_json_dump):
+        with pytest.raises(TypeError, match="int from 0 to 3 or None, but got '1'"):
+            write(noise_level="1")
+        with pytest.raises(TypeError, match="but got True"):
+            write(noise_level=True)
+        with pytest.raises(ValueError, match="but got -1"):
+            write(noise_level=-1)
+
+
 @pytest.mark.parametrize("write", ["log_comm_debug_tracing_table_to_file", "generate_json_dump"])
 class TestFiles:
     """Both writers treat files alike."""
@@ -133,7 +153,7 @@ class TestFiles:
                 getattr(mode, write)(tmp_path / "trace")
         finally:
             os.seteuid(user)
-        assert caught.value.filename == tmp_path / "trace"
+        assert caught.value.filename == str(tmp_path / "trace")
         tmp_path.chmod(0o700)
         assert os.listdir(tmp_path) == []
 

@@ -1,0 +1,250 @@
+"""What a trace consists of: one record a call, and the records inside it as its children.
+
+Records hold plain values only, never a tensor, a module or a process group, so that a trace may
+outlive the model it describes.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hyper_parallel.core.placement_types import Placement
+
+FORWARD = "forward"
+BACKWARD = "backward"
+
+
+@dataclass(slots=True)
+class TensorInfo:
+    """What is remembered of a tensor.
+
+    Attributes:
+        shape: shape; the global one for a DTensor.
+        dtype: the framework's name of the element type, such as ``"torch.float32"``.
+        is_dtensor: whether it is a DTensor.
+        placements: a DTensor's placements, one a mesh axis; None for a plain tensor.
+        mesh_shape: the shape of a DTensor's mesh; None for a plain tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_dtensor: bool = False
+    placements: tuple | None = None
+    mesh_shape: tuple | None = None
+
+    def __str__(self) -> str:
+        return f"{'DTensor' if self.is_dtensor else 'Tensor'}{list(self.shape)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; placements become strings."""
+        return {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "is_dtensor": self.is_dtensor,
+            "placements": _names(self.placements),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class DebugCall:
+    """One traced call; the base of the others.
+
+    Attributes:
+        call_depth: number of records around this one in its tree.
+        timestamp: when the record was made, in seconds since the epoch.
+        children: the records inside this one, in the order in which they began.
+    """
+
+    call_depth: int = field(default=0, kw_only=True)
+    timestamp: float = field(default_factory=time.time, kw_only=True)
+    children: list[DebugCall] = field(default_factory=list, kw_only=True)
+
+    label: ClassVar[str] = "Call"
+    """First column of the tracing table."""
+    shown_from: ClassVar[int] = 0
+    """Smallest ``noise_level`` at which the record is shown."""
+    indents_when_hidden: ClassVar[bool] = False
+    """Whether its children stay indented at the levels that hide the record itself."""
+
+    def render(self, indent: int = 0) -> str:
+        """This record and all inside it, one a line, two spaces for each level.
+
+        Args:
+            indent: level of this record; its children stand one level deeper.
+        """
+        return "\n".join(f"{'  ' * (indent + depth)}{record._render_self()}"
+                         for depth, record in walk([self]))
+
+    def _render_self(self) -> str:
+        return type(self).__name__
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the children."""
+        return {"type": self.label.lower()}
+
+
+@dataclass(slots=True, eq=False)
+class OpCall(DebugCall):
+    """An operator that the dispatcher handled.
+
+    Attributes:
+        op_name: the operator's name, such as ``"linear"``.
+        input_infos: its tensor arguments, in order; nested ones as well.
+        output_infos: its tensor results; empty when it raised.
+    """
+
+    op_name: str
+    input_infos: list[TensorInfo] = field(default_factory=list)
+    output_infos: list[TensorInfo] = field(default_factory=list)
+    carried_makers: dict[int, OpCall] | None = field(default=None, init=False, repr=False)
+    """While the operator runs: who made its arguments Partial, by mesh axis."""
+
+    label: ClassVar[str] = "Op"
+    shown_from: ClassVar[int] = 1
+    indents_when_hidden: ClassVar[bool] = True
+
+    def _render_self(self) -> str:
+        inputs = ", ".join(str(info) for info in self.input_infos)
+        outputs = ", ".join(str(info) for info in self.output_infos)
+        return f"Op({self.op_name}) inputs=[{inputs}] outputs=[{outputs}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "op",
+            "op_name": self.op_name,
+            "inputs": [info.as_dict() for info in self.input_infos],
+            "outputs": [info.as_dict() for info in self.output_infos],
+        }
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveCall(DebugCall):
+    """A collective that the platform carried out; always a leaf.
+
+    Attributes:
+        collective_type: name of the platform's method.
+        group_size: number of ranks in the group; 0 if no group could be told from the arguments.
+        input_shape: shape of the first tensor that went in, on this rank; None without one.
+        output_shape: shape of the first tensor that came out, on this rank; None without one.
+        input_dtype: element type of the first tensor that went in; empty without one.
+        phase: ``"forward"`` or ``"backward"``.
+    """
+
+    collective_type: str
+    group_size: int = 0
+    input_shape: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...] | None = None
+    input_dtype: str = ""
+    phase: str = FORWARD
+
+    label: ClassVar[str] = "Collective"
+
+    def _render_self(self) -> str:
+        return (f"Collective({self.collective_type}) group_size={self.group_size} "
+                f"input_shape={self.input_shape} output_shape={self.output_shape}"
+                f"{_phase_mark(self.phase)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "collective",
+            "collective_type": self.collective_type,
+            "group_size": self.group_size,
+            "input_shape": _as_list(self.input_shape),
+            "output_shape": _as_list(self.output_shape),
+            "input_dtype": self.input_dtype,
+            "phase": self.phase,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class RedistributeCall(DebugCall):
+    """A move of a tensor, or of its gradient, from one layout to another.
+
+    Attributes:
+        src_placements: placements before, one a mesh axis.
+        dst_placements: placements after.
+        tensor_shape: global shape.
+        phase: ``"forward"`` or ``"backward"``.
+    """
+
+    src_placements: tuple[Placement, ...]
+    dst_placements: tuple[Placement, ...]
+    tensor_shape: tuple[int, ...]
+    phase: str = FORWARD
+
+    label: ClassVar[str] = "Redistribute"
+    shown_from: ClassVar[int] = 3
+
+    def _render_self(self) -> str:
+        return (f"Redistribute({placements_text(self.src_placements)} -> "
+                f"{placements_text(self.dst_placements)}) tensor_shape={self.tensor_shape}"
+                f"{_phase_mark(self.phase)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": "redistribute",
+            "src_placements": _names(self.src_placements),
+            "dst_placements": _names(self.dst_placements),
+            "tensor_shape": list(self.tensor_shape),
+            "phase": self.phase,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class AnnotateCall(DebugCall):
+    """The boundary of a module: what ran inside its forward are the children.
+
+    Attributes:
+        module_fqn: the module's qualified name; ``"(root)"`` for the traced module itself.
+        event_type: ``"enter"`` or ``"exit"``. Trees hold the ``"enter"`` records.
+    """
+
+    module_fqn: str
+    event_type: str = "enter"
+
+    label: ClassVar[str] = "Module"
+    shown_from: ClassVar[int] = 2
+
+    def _render_self(self) -> str:
+        return f"Module({self.module_fqn}) [{self.event_type}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"type": "module", "module_fqn": self.module_fqn, "event_type": self.event_type}
+
+
+def walk(records: Iterable[DebugCall], noise_level: int | None = None
+         ) -> Iterator[tuple[int, DebugCall]]:
+    """All records that a level shows, parents before children, each with its indentation.
+
+    Args:
+        records: the roots.
+        noise_level: the level; None shows every record.
+    """
+    pending = [(0, record) for record in reversed(list(records))]
+    while pending:
+        depth, record = pending.pop()
+        shown = noise_level is None or record.shown_from <= noise_level
+        if shown:
+            yield depth, record
+        inside = depth + 1 if shown or record.indents_when_hidden else depth
+        pending.extend((inside, child) for child in reversed(record.children))
+
+
+def placements_text(placements: tuple[Placement, ...]) -> str:
+    """``Shard(dim=1)`` on a mesh of one axis, ``(Shard(dim=0), Replicate())`` on more."""
+    return repr(placements[0]) if len(placements) == 1 else repr(tuple(placements))
+
+
+def _names(placements: tuple | None) -> list[str] | None:
+    return None if placements is None else [str(placement) for placement in placements]
+
+
+def _as_list(shape: tuple[int, ...] | None) -> list[int] | None:
+    return None if shape is None else list(shape)
+
+
+def _phase_mark(phase: str) -> str:
+    """Nothing in the forward pass, so that its lines are the specification's."""
+    return "" if phase == FORWARD else f" phase={phase}"

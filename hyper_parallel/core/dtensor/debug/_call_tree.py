@@ -1,0 +1,109 @@
+"""The tree that a trace grows into, and what is needed only while it grows."""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall, DebugCall, OpCall
+from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
+
+
+class CallTree:
+    """The records of one run of a mode. Each thread nests its own calls.
+
+    Attributes:
+        roots: the records that no other one holds.
+        counts: number of collectives by method name; always that of the tree.
+    """
+
+    def __init__(self) -> None:
+        self.roots: list[DebugCall] = []
+        self.counts: dict[str, int] = {}
+        self.makers = PartialMakers()
+        self._stack: ThreadList[DebugCall] = ThreadList()
+        self._lock = threading.Lock()
+
+    @property
+    def stack(self) -> list[DebugCall]:
+        """The current thread's open records, outermost first."""
+        return self._stack.items
+
+    @property
+    def innermost(self) -> DebugCall | None:
+        """The current thread's last record that is still open."""
+        return self.stack[-1] if self.stack else None
+
+    def open(self, record: DebugCall, parent: DebugCall | None) -> None:
+        """Put a record under a parent (None: a root); what follows on this thread is inside it."""
+        self._attach(record, parent)
+        self.stack.append(record)
+
+    def close(self, matches: Callable[[DebugCall], bool]) -> DebugCall | None:
+        """End the innermost open record of this thread that matches, and those inside it.
+
+        Returns:
+            That record, or None where none matches; then nothing is ended.
+        """
+        stack = self.stack
+        for index in range(len(stack) - 1, -1, -1):
+            record = stack[index]
+            if matches(record):
+                del stack[index:]
+                return record
+        return None
+
+    def add_collective(self, record: CollectiveCall) -> None:
+        """Put a collective under the innermost open record and count it."""
+        name = record.collective_type
+        with self._lock:
+            self._attach(record, self.innermost)
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def _attach(self, record: DebugCall, parent: DebugCall | None) -> None:
+        if parent is None:
+            self.roots.append(record)
+        else:
+            record.call_depth = parent.call_depth + 1
+            parent.children.append(record)
+
+
+class PartialMakers:
+    """Which operator made a tensor Partial, by mesh axis.
+
+    Tensors are held weakly and known by identity; nothing is set on them.
+    """
+
+    def __init__(self) -> None:
+        self._of_id: dict[int, tuple[weakref.ref, dict[int, OpCall]]] = {}
+
+    def of(self, tensor: Any) -> dict[int, OpCall]:
+        """The maker for each axis on which the tensor was made Partial in this trace."""
+        reference, makers = self._of_id.get(id(tensor), (None, {}))
+        return makers if reference is not None and reference() is tensor else {}
+
+    def among(self, tensors: list[Any]) -> dict[int, OpCall] | None:
+        """The makers of several tensors in one; the first tensor's where two were at an axis."""
+        if not self._of_id:
+            return None
+        found: dict[int, OpCall] = {}
+        for tensor in tensors:
+            for axis, maker in self.of(tensor).items():
+                found.setdefault(axis, maker)
+        return found or None
+
+    def remember(self, tensor: Any, makers: dict[int, OpCall]) -> None:
+        """Say who made a tensor Partial."""
+        of_id, key = self._of_id, id(tensor)
+
+        def forget(reference: weakref.ref) -> None:
+            # The id may belong to a newer tensor by now.
+            if of_id.get(key, (None,))[0] is reference:
+                del of_id[key]
+
+        of_id[key] = (weakref.ref(tensor, forget), makers)
+
+    def forget_all(self) -> None:
+        """Let go of every tensor."""
+        self._of_id.clear()

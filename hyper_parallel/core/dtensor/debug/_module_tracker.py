@@ -1,0 +1,108 @@
+"""Tells when the forward of a module begins and ends."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from hyper_parallel.core.dtensor.debug._call_records import placements_text
+from hyper_parallel.core.dtensor.debug._tensor_infos import tensor_info
+from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
+
+ROOT_NAME = "(root)"
+
+
+@runtime_checkable
+class ModuleLike(Protocol):
+    """What the tracker needs of a module; ``torch.nn.Module`` has it."""
+
+    def named_modules(self) -> Iterable[tuple[str, Any]]:
+        """Each module inside this one, itself included, once, with its qualified name."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Any]]:
+        """Each parameter once, with its qualified name."""
+
+
+class ModuleTracker:
+    """Calls back when the forward of a module, or of any module inside it, begins and ends.
+
+    A module that the tree holds under several names is known by the first one.
+
+    Args:
+        module: the module.
+        callback: called as ``callback(name, "enter")`` and ``callback(name, "exit")``; the name
+            of ``module`` itself is ``"(root)"``. Every "enter" is followed by its "exit" on the
+            same thread, also when the forward raises.
+        listening: asked at each beginning; where it says no, that call is not told at all.
+    """
+
+    def __init__(self, module: ModuleLike, callback: Callable[[str, str], None],
+                 listening: Callable[[], bool] = lambda: True) -> None:
+        self._module = module
+        self._callback = callback
+        self._listening = listening
+        self._handles: list[Any] = []
+        # The forwards that have begun, and whether their beginning was told.
+        self._open: ThreadList[tuple[str, bool]] = ThreadList()
+
+    def install(self) -> None:
+        """Put a hook before and after the forward of each module."""
+        for path, module in self._module.named_modules():
+            name = path or ROOT_NAME
+            # The first pre-hook and the last post-hook: what other hooks do, such as moving a
+            # tensor to the layout that a plan asks for, then belongs to the module as well.
+            self._handles.append(
+                module.register_forward_pre_hook(self._make_pre_hook(name), prepend=True))
+            # Without always_call a module that raised would stay open, and its siblings' calls
+            # would be told as its own.
+            self._handles.append(
+                module.register_forward_hook(self._make_post_hook(name), always_call=True))
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _make_pre_hook(self, name: str) -> Callable[..., None]:
+        def pre_hook(*_: Any) -> None:
+            told = bool(self._handles) and self._listening()
+            self._open.items.append((name, told))
+            if told:
+                self._callback(name, "enter")
+
+        return pre_hook
+
+    def _make_post_hook(self, name: str) -> Callable[..., None]:
+        def post_hook(*_: Any) -> None:
+            calls = self._open.items
+            # The hooks may have come while this forward was running: then it never began here.
+            if all(name != other for other, _ in calls):
+                return
+            last = None
+            while last != name:
+                last, told = calls.pop()
+                if told:
+                    self._callback(last, "exit")
+
+        return post_hook
+
+
+def parameter_info(module: ModuleLike) -> dict[str, dict[str, Any]]:
+    """Shape, dtype, gradient need and layout of each parameter, by qualified name."""
+    infos = {}
+    for name, parameter in module.named_parameters():
+        info = tensor_info(parameter)
+        infos[name] = {
+            "shape": info.shape,
+            "dtype": info.dtype,
+            "requires_grad": bool(parameter.requires_grad),
+            "is_dtensor": info.is_dtensor,
+            "placements": info.placements,
+            "mesh_shape": info.mesh_shape,
+        }
+    return infos
+
+
+def sharding_info(parameters: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The placements of the DTensors among ``parameter_info``'s parameters, as text."""
+    return {name: placements_text(info["placements"]) for name, info in parameters.items()
+            if info["is_dtensor"]}
