@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -156,21 +157,23 @@ class _Launch:
     """One torchrun with ``nproc`` ranks and a connection to each of them."""
 
     def __init__(self, nproc: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hyper_parallel_ranks_")
+        self._held = ExitStack()
+        self._folder = Path(self._held.enter_context(
+            tempfile.TemporaryDirectory(prefix="hyper_parallel_ranks_")))
         self._connections: list[Connection] = []
         self._file: Path | None = None  # what the present crew serves; None: there is no crew
         self._pids: list[int] = []
         self._lost: Counter[Path] = Counter()
-        folder = Path(self._folder.name)
-        with socket.socket(socket.AF_UNIX) as server, open(folder / "torchrun.log", "wb") as log:
-            server.bind(str(folder / "socket"))
+        log = self._held.enter_context(open(self._folder / "torchrun.log", "wb"))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(self._folder / "socket"))
             server.listen(nproc)
             # A session of its own, so that a Ctrl-C reaches pytest alone.
-            self._torchrun = subprocess.Popen(
+            self._torchrun = self._held.enter_context(subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                 f"--nproc-per-node={nproc}", "-m", "tests.torch._rank", str(folder)],
+                 f"--nproc-per-node={nproc}", "-m", "tests.torch._rank", str(self._folder)],
                 cwd=ROOT, env=os.environ | RANK_ENVIRONMENT, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True)
+                stdout=log, stderr=log, start_new_session=True))
             try:
                 self._connections = self._accept(server, nproc)
             except BaseException:
@@ -198,12 +201,12 @@ class _Launch:
         return self._output("torchrun.log", 0)
 
     def _output(self, log: str, start: int) -> str:
-        path = Path(self._folder.name) / log
+        path = self._folder / log
         text = path.read_bytes()[start:].decode(errors="replace") if path.exists() else ""
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def _sizes(self) -> list[int]:
-        logs = [Path(self._folder.name) / f"rank{r}.log" for r in range(len(self._connections))]
+        logs = [self._folder / f"rank{r}.log" for r in range(len(self._connections))]
         return [log.stat().st_size if log.exists() else 0 for log in logs]
 
     def run(self, case: Case) -> list[Report]:
@@ -266,7 +269,7 @@ class _Launch:
         os.kill(self._pids[rank], signal.SIGUSR1)
         time.sleep(0.2)
         os.killpg(self._pids[rank], signal.SIGKILL)
-        while (report := Report(*self._connections[rank].recv())).outcome != "died":
+        while self._connections[rank].recv()[0] != "died":
             pass  # it may have finished after all while it was being killed
         self._pids[rank] = 0
         return Report("hung", "killed: it had not finished; its output ends with its stacks",
@@ -295,12 +298,8 @@ class _Launch:
             pass  # a rank that is gone has no crew to dismiss
         for connection in self._connections:
             connection.close()
-        try:
-            self._torchrun.wait(START_LIMIT if self._connections else 0)
-        except subprocess.TimeoutExpired:
-            self._torchrun.terminate()  # torchrun then ends its ranks
-            self._torchrun.wait()
-        self._folder.cleanup()
+        self._torchrun.terminate()  # it would notice by itself that its ranks end, but later
+        self._held.close()  # waits for torchrun, and removes the folder
 
 
 _launches: dict[int, _Launch] = {}
