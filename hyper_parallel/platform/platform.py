@@ -18,7 +18,7 @@ import importlib.util
 import os
 from abc import ABC, abstractmethod
 from datetime import timedelta
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -34,6 +34,84 @@ class Platform(ABC):
 
     Tensor: type
     """The framework's tensor class."""
+
+    Parameter: type
+    """The framework's class of trainable tensors."""
+
+    Size: type
+    """The framework's type of a tensor's shape, a tuple."""
+
+    DTensorBase: type
+    """Base class of DTensor: a tensor with a spec whose functions go to a dispatcher."""
+
+    # ---- the seam between a DTensor and its local tensor ----
+
+    @staticmethod
+    @abstractmethod
+    def dress(tensor: Any, cls: type, spec: Any) -> Any:
+        """``tensor`` as a DTensor of class ``cls`` with ``spec``; it is not copied."""
+
+    @staticmethod
+    @abstractmethod
+    def undress(tensor: Any) -> Any:
+        """A plain alias of a DTensor's local tensor, in the same autograd graph."""
+
+    @staticmethod
+    @abstractmethod
+    def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call ``func`` on the local tensors of all DTensors among the arguments."""
+
+    @staticmethod
+    @abstractmethod
+    def needs_gradient(tensor: Any) -> bool:
+        """Whether what is computed from ``tensor`` now will be differentiated."""
+
+    @staticmethod
+    @abstractmethod
+    def value_version(tensor: Any) -> Any:
+        """A value that differs when ``tensor`` was modified in place since."""
+
+    @staticmethod
+    @abstractmethod
+    def keep_with_graph(result: Any, tensor: Any) -> None:
+        """Keep ``tensor`` for as long as the autograd graph of ``result`` exists."""
+
+    @staticmethod
+    @abstractmethod
+    def operator_name(func: Callable) -> str:
+        """The library's name of a function of the framework, one for all its spellings."""
+
+    @staticmethod
+    @abstractmethod
+    def decomposed(func: Callable) -> Optional[Callable]:
+        """``func`` such that the functions it calls are dispatched; None if it has no parts."""
+
+    @staticmethod
+    @abstractmethod
+    def without_override(func: Callable) -> bool:
+        """Whether ``func`` runs user code that must be given plain tensors."""
+
+    # ---- random numbers ----
+
+    @staticmethod
+    @abstractmethod
+    def seed_marker() -> int:
+        """The seed that the default generator was last given."""
+
+    @staticmethod
+    @abstractmethod
+    def draw_seed() -> int:
+        """The next number of the default generator, from 0 to 2**62."""
+
+    @staticmethod
+    @abstractmethod
+    def agree_on_random_state(group: Any) -> None:
+        """Give every rank of ``group`` the default generator's state of its first rank."""
+
+    @staticmethod
+    @abstractmethod
+    def seeded(seed: int) -> ContextManager[None]:
+        """A context in which the default generators start from ``seed``; then they go back."""
 
     # ---- processes ----
 

@@ -14,7 +14,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
-from hyper_parallel.platform.torch import collectives, groups
+from hyper_parallel.platform.torch import (
+    autograd_overrides, collectives, dtensor_base, groups, random)
+from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
 
 Tensor = torch.Tensor
@@ -127,6 +129,23 @@ class TorchPlatform(Platform):
     """PyTorch with torch.distributed. What each method promises stands in :class:`Platform`."""
 
     Tensor = torch.Tensor
+    Parameter = torch.nn.Parameter
+    Size = torch.Size
+    DTensorBase = dtensor_base.TorchDTensorBase
+
+    dress = staticmethod(dtensor_base.dress)
+    undress = staticmethod(dtensor_base.undress)
+    run_undressed = staticmethod(dtensor_base.run_undressed)
+    value_version = staticmethod(dtensor_base.value_version)
+    keep_with_graph = staticmethod(dtensor_base.keep_with_graph)
+    operator_name = staticmethod(operator_name)
+    decomposed = staticmethod(decomposed)
+    without_override = staticmethod(autograd_overrides.is_function_apply)
+
+    seed_marker = staticmethod(random.seed_marker)
+    draw_seed = staticmethod(random.draw_seed)
+    agree_on_random_state = staticmethod(random.agree_on_random_state)
+    seeded = staticmethod(random.seeded)
 
     get_rank = staticmethod(groups.get_rank)
     known_world_size = staticmethod(groups.known_world_size)
@@ -139,6 +158,10 @@ class TorchPlatform(Platform):
     get_group_rank = staticmethod(groups.get_group_rank)
     get_group_ranks = staticmethod(groups.get_group_ranks)
     apply_with_gradient = staticmethod(collectives.apply_with_gradient)
+
+    @staticmethod
+    def needs_gradient(tensor: Tensor) -> bool:
+        return tensor.requires_grad and torch.is_grad_enabled()
 
     @staticmethod
     def get_world_size() -> int:

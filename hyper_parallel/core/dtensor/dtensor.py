@@ -1,0 +1,263 @@
+"""DTensor: a tensor spread over a mesh."""
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.dtensor.tensor_redistribution import plan_move, redistribute
+from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds
+from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
+
+Placements = Sequence[Placement]
+
+
+class DTensor(platform.DTensorBase):
+    """A tensor spread over a mesh, with the interface of an ordinary one.
+
+    ``shape``, ``size()``, ``numel()``, ``stride()`` and ``len()`` speak of the global tensor,
+    ``dtype``, ``device`` and the like are those of the local one.  Make one with
+    :func:`distribute_tensor` or :meth:`from_local`; the constructor is not meant to be called.
+    """
+
+    _spec: TensorSpec
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh that the tensor is spread over."""
+        return self._spec.layout.device_mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement for each mesh axis."""
+        return self._spec.layout.placements
+
+    @property
+    def layout(self) -> Layout:
+        """Mesh, placements and the order in which axes split a shared dim."""
+        return self._spec.layout
+
+    @staticmethod
+    def from_local(local_tensor: Any, device_mesh: DeviceMesh,
+                   placements: Optional[Placements] = None, *, run_check: bool = False,
+                   shape: Optional[Sequence[int]] = None, stride: Optional[Sequence[int]] = None,
+                   grad_placements: Optional[Placements] = None) -> "DTensor":
+        """Call the ranks' local tensors one DTensor; nothing is sent and nothing is copied.
+
+        Args:
+            local_tensor: this rank's part.  The result is an alias of it in the same graph.
+            device_mesh: the mesh.
+            placements: how the parts lie; by default replicated on every axis.
+            run_check: accepted as in PyTorch; True overwrites replicated parts by those of the
+                axis' first rank.
+            shape: global shape.  By default every rank is taken to hold as much as this one
+                does, which is right when the sharded dims divide evenly.
+            stride: accepted as in PyTorch and not needed: strides follow the local tensor.
+            grad_placements: placements that the gradient which flows back to ``local_tensor``
+                shall have, by default those that its type implies.
+
+        Raises:
+            TypeError: ``local_tensor`` is not a plain tensor.
+            ValueError: placements that do not fit, or a local tensor that is not the part that
+                this rank holds of a tensor of ``shape``.
+        """
+        del stride
+        if isinstance(local_tensor, DTensor) or not isinstance(local_tensor, platform.Tensor):
+            raise TypeError("from_local takes this rank's plain tensor, but got a "
+                            f"{type(local_tensor).__name__}.")
+        layout = _layout(device_mesh, placements, len(local_tensor.shape))
+        if shape is None:
+            shape = _even_global_shape(local_tensor.shape, layout)
+        spec = TensorSpec(layout, shape)
+        if spec.local_shape != tuple(local_tensor.shape):
+            raise ValueError(
+                f"under {layout!r} rank {platform.get_rank()} holds a part of shape "
+                f"{tuple(spec.local_shape)} of a tensor of shape {tuple(spec.shape)}, but the local "
+                f"tensor has the shape {tuple(local_tensor.shape)}; pass the right shape=, or lay "
+                "the pieces out as torch.chunk does.")
+        local = platform.undress(local_tensor)
+        if run_check:
+            _overwrite_replicas(local, layout)
+        if grad_placements is not None:
+            # The node's gradient arrives in the dual layout and leaves as the caller wants it.
+            wanted = _layout(device_mesh, grad_placements, len(shape))
+            local = _with_gradient_as(local, layout.dual, wanted, spec.shape)
+        return platform.dress(local, DTensor, spec)
+
+    def to_local(self, *, grad_placements: Optional[Placements] = None) -> Any:
+        """This rank's part as a plain tensor, an alias in the same graph.
+
+        Args:
+            grad_placements: placements of the gradient that will flow back into the result, by
+                default those that its type implies: whole and equal on every rank where the
+                tensor is Replicate or Partial.
+        """
+        local = platform.undress(self)
+        if grad_placements is not None:
+            layout = _layout(self.device_mesh, grad_placements, len(self.shape))
+            local = _with_gradient_as(local, layout, self.layout.dual, self.shape)
+        return local
+
+    def full_tensor(self, *, grad_placements: Optional[Placements] = None) -> Any:
+        """The whole tensor on every rank, as a plain tensor."""
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+
+    def redistribute(self, device_mesh: Optional[DeviceMesh] = None,
+                     placements: Optional[Placements] = None, *, async_op: bool = False,
+                     shard_order: Optional[Any] = None) -> "DTensor":
+        """The same tensor in another layout.
+
+        Args:
+            device_mesh: accepted as in PyTorch; it must be the tensor's own.
+            placements: the placements wanted, one for each axis.
+            async_op: accepted as in PyTorch; the result may be used at once either way.
+            shard_order: order in which axes split a shared dim; see :class:`Layout`.
+
+        Raises:
+            ValueError: no placements, another mesh, or a dim that the tensor does not have.
+        """
+        del async_op
+        if device_mesh is not None and device_mesh != self.device_mesh:
+            raise ValueError(f"redistribute stays on the tensor's mesh {self.device_mesh!r}, but "
+                             f"got {device_mesh!r}; gather with full_tensor() and distribute "
+                             "again on the other mesh.")
+        if placements is None:
+            raise ValueError("redistribute needs placements, one for each of the axes "
+                             f"{self.device_mesh.alias_name}; the tensor has {self.placements}.")
+        target = Layout(self.device_mesh, placements, shard_order).for_ndim(len(self.shape))
+        if target is self.layout:
+            return platform.dress(platform.undress(self), DTensor, self._spec)
+        local = redistribute(self, self._spec, target, tensor=self)
+        result = platform.dress(local, DTensor, TensorSpec(target, self.shape))
+        if platform.needs_gradient(local):
+            result._gathered_from = self
+        return result
+
+    @staticmethod
+    def _local_gradient(grad: Any, spec: TensorSpec) -> Any:
+        """This rank's part of ``grad`` for a tensor with ``spec``; a plain one is replicated."""
+        if isinstance(grad, DTensor):
+            source = grad._spec
+        else:
+            whole = Layout(spec.layout.device_mesh, [Replicate()] * spec.layout.device_mesh.ndim)
+            source = TensorSpec(whole, grad.shape)
+        if source.shape != spec.shape:
+            raise ValueError(f"a gradient has the shape of its tensor, which is "
+                             f"{tuple(spec.shape)}, but got {tuple(source.shape)}.")
+        return redistribute(grad, source, spec.dual.layout, tensor=grad)
+
+    def _as_root(self) -> "DTensor":
+        """The tensor to start a backward pass from: the gradient of a sum is the whole one, any
+        other reduction has to be part of the graph."""
+        if all(placement in (Partial(), Replicate()) or placement.is_shard()
+               for placement in self.placements):
+            return self
+        return self.redistribute(placements=[
+            Replicate() if placement.is_partial() else placement
+            for placement in self.placements])
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        local = platform.undress(self) if tensor_contents is None else tensor_contents
+        return (f"DTensor(local_tensor={local!r}, device_mesh={self.device_mesh!r}, "
+                f"placements={self.placements})")
+
+
+def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
+                      placements: Optional[Placements] = None, *,
+                      src_data_rank: Optional[int] = 0) -> DTensor:
+    """Spread a tensor over a mesh.
+
+    Args:
+        tensor: the whole tensor, of the same shape on every rank of the mesh.
+        device_mesh: the mesh.
+        placements: one placement for each axis, by default Replicate.
+        src_data_rank: position along each axis of the rank whose values count; the others'
+            values are ignored.  None takes every rank's own values and sends nothing.
+
+    Returns:
+        A DTensor; a leaf, which requires gradients where ``tensor`` does.
+
+    Raises:
+        RuntimeError: ``tensor`` was computed from tensors that require gradients, which could
+            not flow back to them.
+        TypeError: ``tensor`` is not a tensor.
+        ValueError: placements that do not fit the mesh or the tensor, or a rank outside of it.
+    """
+    if not isinstance(tensor, platform.Tensor):
+        raise TypeError(f"distribute_tensor takes a tensor, but got a {type(tensor).__name__}.")
+    if isinstance(tensor, DTensor):
+        raise ValueError(f"the tensor is spread already, as {tensor.layout!r}; use redistribute.")
+    layout = _layout(device_mesh, placements, len(tensor.shape))
+    whole = TensorSpec(Layout(device_mesh, [Replicate()] * device_mesh.ndim), tensor.shape)
+    spec = TensorSpec(layout, tensor.shape)
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor makes a leaf, so it does not take a tensor with a history; use "
+            "DTensor.from_local(tensor, mesh, [Replicate(), ...]).redistribute(...).")
+    local = tensor.detach().clone()
+    if src_data_rank is None:
+        local = redistribute(local, whole, layout)
+        return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
+    for axis in range(device_mesh.ndim):
+        local = _send_along(local, layout, spec, axis, src_data_rank)
+    local = redistribute(local, TensorSpec(_only_shards(layout), spec.shape), layout)
+    return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
+
+
+def _send_along(local: Any, layout: Layout, spec: TensorSpec, axis: int, source: int) -> Any:
+    """Give every rank along ``axis`` its part of what the source rank holds."""
+    mesh, placement = layout.device_mesh, layout.placements[axis]
+    size = mesh.mesh_shape[axis]
+    if size == 1:
+        return local
+    group = mesh.get_group(axis)
+    if not isinstance(placement, Shard) or layout.shard_order:
+        return platform.broadcast(local, source, group)
+    dim = placement.dim
+    length = local.shape[dim]
+    bounds = [chunk_bounds(length, size, index) for index in range(size)]
+    longest = bounds[0][1]
+    pieces = [platform.contiguous(platform.pad_end(platform.narrow(local, dim, start, count), dim,
+                                                   longest - count)) for start, count in bounds]
+    own = platform.scatter(platform.zeros_like(pieces[0]), pieces, source, group)
+    count = bounds[mesh.get_coordinate()[axis]][1]
+    return own if count == longest else platform.contiguous(platform.narrow(own, dim, 0, count))
+
+
+def _only_shards(layout: Layout) -> Layout:
+    """How a tensor lies after it was sent: what is not scattered is whole."""
+    if layout.shard_order:
+        return layout.replaced(dict.fromkeys(range(len(layout.placements)), Replicate()))
+    return layout.replaced({axis: Replicate() for axis, placement in enumerate(layout.placements)
+                            if isinstance(placement, Partial)})
+
+
+def _layout(mesh: DeviceMesh, placements: Optional[Placements], ndim: int) -> Layout:
+    if placements is None:
+        placements = [Replicate()] * mesh.ndim
+    return Layout(mesh, placements).for_ndim(ndim)
+
+
+def _even_global_shape(local_shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    shape = list(local_shape)
+    for dim in layout.sharded_dims:
+        for axis in layout.axes_of(dim):
+            shape[dim] *= layout.device_mesh.mesh_shape[axis]
+    return tuple(shape)
+
+
+def _overwrite_replicas(local: Any, layout: Layout) -> None:
+    for axis, placement in enumerate(layout.placements):
+        if isinstance(placement, Replicate) and layout.device_mesh.mesh_shape[axis] > 1:
+            platform.broadcast(local, 0, layout.device_mesh.get_group(axis))
+
+
+def _with_gradient_as(local: Any, arrives: Layout, leaves: Layout, shape: Sequence[int]) -> Any:
+    """An alias of ``local`` whose gradient comes in one layout and goes on in another."""
+    back = plan_move(TensorSpec(arrives, shape), leaves, leaves.dual)
+    if not platform.needs_gradient(local):
+        return local
+    return platform.apply_with_gradient(lambda value: value.detach(), back, local)

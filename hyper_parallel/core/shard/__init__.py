@@ -1,0 +1,1 @@
+"""Sharding rules and the dispatcher that applies them."""

@@ -1,0 +1,260 @@
+"""What a cached call does: move operands, run on local tensors, dress the results."""
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.random_state import piece_of, same_draws
+from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move
+from hyper_parallel.core.layout import Layout, TensorSpec
+from hyper_parallel.core.placement_types import Partial, Replicate
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
+_Tensor = platform.Tensor
+_dress = platform.dress
+_undress = platform.undress
+_run_undressed = platform.run_undressed
+
+
+class OperandMove(NamedTuple):
+    """How one operand gets to its place: ``shared`` when only its gradient has to be moved."""
+
+    path: tuple
+    move: Optional[Move]
+    shared: bool
+
+
+class LocalPlan:
+    """A solved call, ready to run again and again.
+
+    Attributes:
+        results: spec of each result; None for one that is not a tensor.
+        fallback: the operator had no rule and ran on replicated operands.
+    """
+
+    __slots__ = ("moves", "results", "fallback", "_local", "_plain_paths", "_take_off",
+                 "_piece", "_checked")
+
+    def __init__(self, moves: Sequence[OperandMove], results: Optional[Sequence],
+                 local: Optional[Callable] = None, plain_paths: Sequence[tuple] = (),
+                 take_off: bool = False, random: Optional[Layout] = None, fallback: bool = False
+                 ) -> None:
+        self.moves = tuple(moves)
+        self.results = None if results is None else tuple(results)
+        self.fallback = fallback
+        self._local = local
+        self._plain_paths = tuple(plain_paths)
+        self._take_off = take_off
+        self._piece = None if random is None else piece_of(random)
+        self._checked = False
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        if not self._checked:
+            return self._first_run(func, args, kwargs)
+        plain = [_at(args, kwargs, path) for path in self._plain_paths] \
+            if self._plain_paths else ()
+        views = ()
+        if self.moves:
+            args, kwargs, views = self._move_operands(args, kwargs)
+        if self._piece is None:
+            result = _run_undressed(self._local or func, args, kwargs)
+        else:
+            with same_draws(self._piece):
+                result = _run_undressed(self._local or func, args, kwargs)
+        if views:
+            _keep_views(result, views)
+        if isinstance(result, _Tensor):
+            if plain and any(result is tensor for tensor in plain):
+                result = _undress(result)
+            return _dress(result, DTensor, self.results[0])
+        return self._dress_several(result, plain)
+
+    def _first_run(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        """Run once with a check that the rule was right about the shapes."""
+        self._checked = True
+        try:
+            result = self(func, args, kwargs)
+            self._check(func, result)
+        except BaseException:
+            self._checked = False
+            raise
+        return result
+
+    def _check(self, func: Callable, result: Any) -> None:
+        if self.results is None:
+            return
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        for value, spec in zip(results, self.results):
+            if isinstance(value, _Tensor) and spec is not None:
+                local = tuple(_run_undressed(_shape, (value,), {}))
+                if local != spec.local_shape:
+                    raise RuntimeError(
+                        f"the rule of {platform.operator_name(func)!r} promised a local result of "
+                        f"shape {tuple(spec.local_shape)} (global {tuple(spec.shape)}, "
+                        f"{spec.layout!r}), but the operator gave {local}; correct the rule with "
+                        "register_rule, or take it away with register_rule(operator, None).")
+
+    def _move_operands(self, args: tuple, kwargs: Mapping[str, Any]
+                       ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[Any]]:
+        args = list(args)
+        kwargs = dict(kwargs)
+        views = []
+        for path, move, shared in self.moves:
+            tensor = _at(args, kwargs, path)
+            moved = tensor
+            if move is not None:
+                moved = _shared_view(tensor, move) if shared else move(tensor)
+                if shared and moved is not tensor:
+                    views.append(moved)
+            if self._take_off and isinstance(moved, DTensor):
+                moved = _undress(moved)
+            _put(args, kwargs, path, moved)
+        return args, kwargs, views
+
+    def _dress_several(self, result: Any, plain: Sequence[Any]) -> Any:
+        if not isinstance(result, (tuple, list)):
+            return result
+        if any(value is tensor for value in result for tensor in plain):
+            result = type(result)(_undress(value) if any(value is tensor for tensor in plain)
+                                  else value for value in result)
+        for index, value in enumerate(result):
+            if isinstance(value, _Tensor):
+                _dress(value, DTensor, self.results[index])
+            elif isinstance(value, (tuple, list)):
+                self._dress_several(value, plain)
+        return result
+
+
+class ReplicatedPlan(LocalPlan):
+    """Runs on replicated operands; whatever tensors come out are replicated."""
+
+    __slots__ = ("_layout",)
+
+    def __init__(self, moves: Sequence[OperandMove], layout: Layout,
+                 plain_paths: Sequence[tuple], random: bool, warn: bool) -> None:
+        super().__init__(moves, None, plain_paths=plain_paths, take_off=True,
+                         random=layout if random else None, fallback=warn)
+        self._layout = layout
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        plain = [_at(args, kwargs, path) for path in self._plain_paths]
+        args, kwargs, _ = self._move_operands(args, kwargs)
+        if self._piece is None:
+            result = func(*args, **kwargs)
+        else:
+            with same_draws(self._piece):
+                result = func(*args, **kwargs)
+        return self._dress_tree(result, plain)
+
+    def _dress_tree(self, value: Any, plain: Sequence[Any]) -> Any:
+        if isinstance(value, _Tensor):
+            # An alias wherever the caller may hold the very object: an input handed back.
+            if not isinstance(value, DTensor):
+                if type(value) is not _Tensor or any(value is tensor for tensor in plain):
+                    value = _undress(value)
+                return _dress(value, DTensor, TensorSpec(self._layout, value.shape))
+            return value
+        if isinstance(value, (tuple, list)):
+            if not any(value_is_alias(entry, plain) for entry in value):
+                for entry in value:
+                    self._dress_tree(entry, plain)
+                return value
+            return type(value)(self._dress_tree(entry, plain) for entry in value)
+        return value
+
+
+def value_is_alias(value: Any, plain: Sequence[Any]) -> bool:
+    """Whether ``value`` is one of the tensors that the caller passed."""
+    return any(value is tensor for tensor in plain)
+
+
+def operand_move(path: tuple, spec: TensorSpec, target: Layout, varying: Sequence[int]
+                 ) -> Optional[OperandMove]:
+    """How an operand gets to ``target``; None when it is there and its gradient is too."""
+    gradient = target.dual.replaced({axis: Partial() for axis in varying})
+    if target is spec.layout and not varying:
+        return None
+    return OperandMove(path, plan_move(spec, target, gradient), target is spec.layout)
+
+
+def _shape(tensor: Any) -> Any:
+    return tensor.shape
+
+
+def _at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple) -> Any:
+    """The argument at ``path``: a position or a keyword, then indices within sequences."""
+    value = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
+    for index in path[1:]:
+        value = value[index]
+    return value
+
+
+def _put(args: list, kwargs: dict, path: tuple, value: Any) -> None:
+    container: Any = kwargs if isinstance(path[0], str) else args
+    container[path[0]] = _replaced(container[path[0]], path[1:], value)
+
+
+def _replaced(value: Any, path: tuple, new: Any) -> Any:
+    """``value`` with the entry at ``path`` replaced; the caller's own sequence stays as it is."""
+    if not path:
+        return new
+    entries = list(value)
+    entries[path[0]] = _replaced(entries[path[0]], path[1:], new)
+    return tuple(entries) if isinstance(value, tuple) else entries
+
+
+def _shared_view(tensor: Any, move: Move) -> Any:
+    """The view of a replicated tensor through which gradients that vary are summed.
+
+    There is one for all uses, so that the contributions add up before a single all-reduce.
+    """
+    if not _run_undressed(platform.needs_gradient, (tensor,), {}):
+        return tensor
+    views = tensor.__dict__.setdefault("_views", {})
+    version = platform.value_version(tensor)
+    known = views.get(move)
+    if known is not None and known[0] == version:
+        view = known[1]()
+        if view is not None:
+            return view
+    view = _make_view(tensor, move)
+    if tensor.is_leaf:
+        # A leaf's gradient accumulator holds the leaf, so holding the view here would make a
+        # cycle that the garbage collector cannot see. The graph keeps the view alive instead.
+        views[move] = (version, weakref.ref(view))
+    else:
+        views[move] = (version, lambda: view)
+    return view
+
+
+def _make_view(tensor: Any, move: Move) -> Any:
+    """A fresh view; past an all-gather when the tensor came from one.
+
+    There the gradient that varies is reduced and scattered in one step to where it was gathered.
+    """
+    origin = tensor.__dict__.get("_gathered_from")
+    if origin is None or _is_watched(tensor):
+        return move(tensor)
+    back = plan_move(origin._spec, tensor._spec.layout, move.gradient)
+    if not any(type(origin.placements[axis]) is not Replicate
+               for axis, placement in enumerate(move.gradient.placements)
+               if type(placement) is Partial):
+        return move(tensor)
+    return back.with_value(origin, tensor)
+
+
+def _is_watched(tensor: Any) -> bool:
+    """Whether somebody waits for the gradient of this very tensor."""
+    return bool(_run_undressed(
+        lambda value: value.retains_grad or value._backward_hooks, (tensor,), {}))
+
+
+def _keep_views(result: Any, views: Sequence[Any]) -> None:
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    for value in results:
+        if isinstance(value, _Tensor):
+            for view in views:
+                platform.keep_with_graph(value, view)
+            return

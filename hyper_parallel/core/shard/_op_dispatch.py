@@ -1,0 +1,156 @@
+"""The dispatcher: what happens when an operator meets a DTensor.
+
+A call is looked up in its operator's cache, by the specs of the tensors and every other
+argument.  On a hit the plan moves what has to move, runs the operator on local tensors and
+dresses the results.  On a miss a rule and the solver make the plan.
+"""
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Callable, Mapping, Optional
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard import _registry
+from hyper_parallel.core.shard._planner import make_plan
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
+_Tensor = platform.Tensor
+_Parameter = platform.Parameter
+
+# Whoever wants to see operators come and go, or None. The tracer sets it.
+_debug_mode_observer: ContextVar = ContextVar('_debug_mode_observer', default=None)
+
+_MOST_PLANS = 2048
+
+
+class Operator:
+    """One function of the framework, with the plans of its calls.
+
+    Attributes:
+        name: the library's name for it.
+        plans: plan by key, oldest first; bounded.
+        number_blind: numbers among the arguments are known by their type alone.
+    """
+
+    __slots__ = ("name", "plans", "number_blind", "by_dtype", "hits", "misses")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.plans: dict[tuple, Callable] = {}
+        self.number_blind = _registry.is_number_blind(name)
+        self.by_dtype = _registry.is_by_dtype(name)
+        self.hits = 0
+        self.misses = 0
+
+
+class OpDispatcher:
+    """Runs operators on DTensors."""
+
+    def __init__(self) -> None:
+        self._operators: dict[Callable, Operator] = {}
+        _registry.on_change(self.clear_cache)
+
+    def dispatch(self, op_call: Callable, args: tuple = (),
+                 kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+        """Run ``op_call``; at least one of its arguments is a DTensor, maybe within a list.
+
+        Returns:
+            What the operator returns, its tensors as DTensors.
+
+        Raises:
+            ValueError: the tensors are on different meshes.
+        """
+        kwargs = kwargs or {}
+        operator = self._operators.get(op_call) or self._add(op_call)
+        observer = _debug_mode_observer.get()
+        if observer is not None:
+            observer._on_op_dispatch_enter(operator.name, op_call, args, kwargs)
+        result = None
+        try:
+            key = _key(args, kwargs, operator)
+            plan = operator.plans.get(key) if key is not None else None
+            if plan is None:
+                plan = self._plan(operator, op_call, key, args, kwargs)
+            else:
+                operator.hits += 1
+            result = plan(op_call, args, kwargs)
+            return result
+        finally:
+            if observer is not None:
+                observer._on_op_dispatch_exit(operator.name, result)
+
+    def cache_info(self) -> dict[str, int]:
+        """Number of cached plans, of hits and of misses, over all operators."""
+        operators = self._operators.values()
+        return {"plans": sum(len(operator.plans) for operator in operators),
+                "hits": sum(operator.hits for operator in operators),
+                "misses": sum(operator.misses for operator in operators)}
+
+    def clear_cache(self) -> None:
+        """Forget every plan, as after a new rule."""
+        self._operators.clear()
+
+    def _add(self, op_call: Callable) -> Operator:
+        operator = Operator(platform.operator_name(op_call))
+        self._operators[op_call] = operator
+        return operator
+
+    @staticmethod
+    def _plan(operator: Operator, op_call: Callable, key: Optional[tuple], args: tuple,
+              kwargs: Mapping[str, Any]) -> Callable:
+        operator.misses += 1
+        plan = make_plan(operator.name, op_call, args, kwargs)
+        if key is not None:
+            if len(operator.plans) >= _MOST_PLANS:
+                del operator.plans[next(iter(operator.plans))]
+            operator.plans[key] = plan
+        return plan
+
+
+def _key(args: tuple, kwargs: Mapping[str, Any], operator: Operator) -> Optional[tuple]:
+    """What a plan depends on; None where an argument cannot be compared."""
+    parts = [_part(value, operator) if type(value) is not DTensor else value._spec
+             for value in args]
+    if kwargs:
+        for name, value in kwargs.items():
+            parts.append(name)
+            parts.append(_part(value, operator) if type(value) is not DTensor else value._spec)
+    if operator.by_dtype:
+        parts += [value.dtype for value in _tensors(args) + _tensors(list(kwargs.values()))]
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _part(value: Any, operator: Operator) -> Any:
+    """The part of a key that stands for one argument."""
+    kind = type(value)
+    if kind is DTensor:
+        return value._spec
+    if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+        return _Tensor, value.shape
+    if kind is tuple or kind is list:
+        return (kind, *[_part(entry, operator) for entry in value])
+    if kind is slice:
+        return slice, value.start, value.stop, value.step
+    if operator.number_blind and (kind is int or kind is float or kind is bool):
+        return kind
+    # 1, 1.0 and True are equal, but they are not the same argument.
+    return kind, value
+
+
+def _tensors(values: Any) -> list:
+    found = []
+    for value in values:
+        if isinstance(value, _Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
+
+
+dispatcher = OpDispatcher()

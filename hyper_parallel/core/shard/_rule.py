@@ -1,0 +1,256 @@
+"""Rules: how the dims of an operator's operands and results belong together.
+
+Every tensor dim carries *factors*.  A factor that several operands and results share may be
+sharded in all of them together; one that no result has is reduced, and sharding it makes the
+result Partial; one that the kernel must see whole is never sharded.  In the notation of
+``einops`` (and of Shardy's sharding rules):
+
+    linear      "... i, o i, o -> ... o"        i is reduced
+    softmax     "... d -> ... d"                d whole
+    view        "b (h d) -> b h d"              d is the minor part of a dim
+
+``...`` stands for any dims, aligned at the right as broadcasting does.  ``(h d)`` is one dim
+made of two factors, the first the major one; only the major one can be sharded there.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+from hyper_parallel.core.layout import TensorSpec
+
+# For one tensor: for each dim the names of its factors, major first; () for a dim of size 1
+# that the operator broadcasts.
+Dims = tuple[tuple[str, ...], ...]
+
+LocalFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the solver needs to know of one call.
+
+    Attributes:
+        operands: dims of each tensor argument, in the order in which they stand in the call.
+        results: dims of each result.
+        sizes: global size of each factor.
+        reduced: factors that no result has, with the reduce op that makes the value whole.
+        whole: factors that must not be sharded.
+        terms: groups of operands: the operator is a sum of terms, each linear in each of its
+            operands.  Empty for an operator that is not linear in any.
+        moves: the operator only moves data, so that any reduction may come after it.
+        unread: operands of which only shape and dtype matter; they are never moved.
+        result_shapes: global shapes of results whose size is not the product of their factors.
+        localize: given the specs of the moved operands and of the results, gives the function
+            that runs on local tensors in place of the operator.
+        random: the operator draws random numbers.
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Optional[Dims], ...]
+    sizes: Mapping[str, int]
+    reduced: Mapping[str, str] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+    terms: tuple[tuple[int, ...], ...] = ()
+    moves: bool = False
+    unread: frozenset[int] = frozenset()
+    result_shapes: Optional[tuple[Optional[tuple[int, ...]], ...]] = None
+    localize: Optional[Callable[[Sequence[TensorSpec], Sequence[TensorSpec]], LocalFunction]] = None
+    random: bool = False
+
+    def result_shape(self, index: int) -> tuple[int, ...]:
+        """Global shape of result ``index``."""
+        if self.result_shapes is not None and self.result_shapes[index] is not None:
+            return self.result_shapes[index]
+        shape = []
+        for factors in self.results[index]:
+            size = 1
+            for name in factors:
+                size *= self.sizes[name]
+            shape.append(size)
+        return tuple(shape)
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """In place of a rule: a function that computes the operator from others, on DTensors."""
+
+    function: Callable[..., Any]
+
+
+class Call:
+    """One call of an operator, as a rule maker sees it.
+
+    Attributes:
+        name: the operator's name.
+        func: the function called.
+        args, kwargs: the arguments as given.
+        specs: layout and global shape of each tensor argument, in order, nested lists included;
+            a plain tensor is replicated.
+        paths: where each of them stands: an index or a keyword, and the index within a list.
+        dtypes: dtype of each of them.
+    """
+
+    def __init__(self, name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any],
+                 specs: Sequence[TensorSpec], paths: Sequence[tuple], dtypes: Sequence[Any]
+                 ) -> None:
+        self.name = name
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.specs = specs
+        self.paths = paths
+        self.dtypes = dtypes
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """The argument at ``position`` or called ``name``."""
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def arguments_from(self, position: int, name: str) -> Any:
+        """The rest of the positional arguments, which may be one sequence: ``x.view(2, 3)``."""
+        rest = self.args[position:] or (self.kwargs[name],)
+        return rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+
+    def operand(self, position: int, name: str) -> Optional[int]:
+        """Index among the tensors of the argument at ``position`` or called ``name``."""
+        for index, path in enumerate(self.paths):
+            if path in ((position,), (name,)):
+                return index
+        return None
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Global shapes of the tensor arguments."""
+        return [spec.shape for spec in self.specs]
+
+
+def positive_dim(dim: int, ndim: int) -> int:
+    """``dim`` counted from the front.
+
+    Raises:
+        IndexError: as the frameworks do, when there is no such dim.
+    """
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
+        raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims: it has dims "
+                         f"{-max(ndim, 1)} to {max(ndim, 1) - 1}.")
+    return dim % max(ndim, 1)
+
+
+def positive_dims(dims: Any, ndim: int) -> tuple[int, ...]:
+    """Sorted dims counted from the front; None or an empty list means all of them."""
+    if dims is None or (isinstance(dims, (tuple, list)) and not dims):
+        return tuple(range(ndim))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return tuple(sorted({positive_dim(dim, ndim) for dim in dims})) if ndim else ()
+
+
+def named_dims(shape: Sequence[int], prefix: str = "d") -> tuple[Dims, dict[str, int]]:
+    """One factor of its own for each dim, and their sizes."""
+    names = [f"{prefix}{dim}" for dim in range(len(shape))]
+    return tuple((name,) for name in names), dict(zip(names, shape))
+
+
+@lru_cache(maxsize=None)
+def _parse(notation: str) -> tuple[tuple[tuple, ...], tuple[tuple, ...]]:
+    left, arrow, right = notation.partition("->")
+    if not arrow:
+        raise ValueError(f"a rule reads 'operands -> results', but got {notation!r}.")
+    return tuple(
+        tuple(tuple(_tokens(part)) for part in side.split(",")) for side in (left, right))
+
+
+def _tokens(text: str) -> list[tuple[str, ...]]:
+    found = re.findall(r"\(([^()]*)\)|(\.\.\.|\w+)", text)
+    return [tuple(compound.split()) if compound else (single,) for compound, single in found]
+
+
+def _expand(tokens: Sequence[tuple[str, ...]], ndim: int) -> list[tuple[str, ...]]:
+    """Replace ``...`` by one factor a dim, numbered from the right."""
+    expanded: list[tuple[str, ...]] = []
+    for token in tokens:
+        if token == ("...",):
+            count = ndim - (len(tokens) - 1)
+            expanded += [(f"...{k}",) for k in range(count - 1, -1, -1)]
+        else:
+            expanded.append(token)
+    return expanded
+
+
+def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
+                       order: Optional[Sequence[Optional[int]]] = None, **options: Any) -> Rule:
+    """Bind a notation to the shapes of a call.
+
+    Args:
+        notation: ``"operands -> results"``; operands that the call does not have are left out.
+        shapes: global shape of each tensor argument of the call.
+        order: for each operand of the notation its index in ``shapes``, or None when absent;
+            by default they come in order.
+        options: the other fields of the rule; ``whole`` may be a str of names.
+
+    Raises:
+        ValueError: a shape does not fit the notation.
+    """
+    operands, results = _parse(notation)
+    if order is None:
+        order = [index if index < len(shapes) else None for index in range(len(operands))]
+    sizes: dict[str, int] = {}
+    dims: dict[int, list[tuple[str, ...]]] = {}
+    ellipsis = 0
+    for tokens, index in zip(operands, order):
+        if index is None:
+            continue
+        expanded = _expand(tokens, len(shapes[index]))
+        if len(expanded) != len(shapes[index]):
+            raise ValueError(f"operand {index} of {notation!r} has {len(expanded)} dims, but the "
+                             f"tensor has the shape {tuple(shapes[index])}.")
+        ellipsis = max(ellipsis, len(expanded) - len(tokens) + 1 if ("...",) in tokens else 0)
+        dims[index] = expanded
+        for factors, size in zip(expanded, shapes[index]):
+            if len(factors) == 1:
+                # A dim of size 1 is stretched to the size that another operand has there.
+                sizes[factors[0]] = size if size != 1 else sizes.get(factors[0], 1)
+    for index, expanded in dims.items():
+        for factors, size in zip(expanded, shapes[index]):
+            _solve_compound(factors, size, sizes, notation)
+    bound = []
+    for index, shape in enumerate(shapes):
+        if index in dims:
+            bound.append(tuple(
+                () if size == 1 and len(factors) == 1 else factors
+                for factors, size in zip(dims[index], shape)))
+        else:
+            others, more = named_dims(shape, f"other{index}_")
+            sizes.update(more)
+            bound.append(others)
+            options["whole"] = _names(options.get("whole", ())) | set(more)
+    options["whole"] = frozenset(_names(options.get("whole", ())))
+    result_dims = []
+    for tokens in results:
+        count = len(tokens) - 1 + ellipsis if ("...",) in tokens else len(tokens)
+        result_dims.append(tuple(_expand(tokens, count)))
+    return Rule(tuple(bound), tuple(result_dims), sizes, **options)
+
+
+def _names(whole: Any) -> set[str]:
+    return set(whole.split()) if isinstance(whole, str) else set(whole)
+
+
+def _solve_compound(factors: tuple[str, ...], size: int, sizes: dict[str, int], notation: str
+                    ) -> None:
+    """Work out the one unknown factor of a dim made of several."""
+    if len(factors) < 2:
+        return
+    unknown = [name for name in factors if name not in sizes]
+    known = 1
+    for name in factors:
+        known *= sizes.get(name, 1)
+    if len(unknown) > 1 or size % known:
+        raise ValueError(f"a dim of size {size} cannot be split into {' '.join(factors)} of "
+                         f"{notation!r}.")
+    for name in unknown:
+        sizes[name] = size // known

@@ -1,0 +1,11 @@
+"""The rules, one file a family; importing this package enters them into the registry."""
+from hyper_parallel.core.shard._registry import needs_whole
+from hyper_parallel.core.shard.ops import (
+    foreach, indexing, loss, matmul, normalization, pointwise, reduction, view)
+
+__all__ = ["foreach", "indexing", "loss", "matmul", "normalization", "pointwise", "reduction",
+           "view"]
+
+# Operators that give a Python value, or compare everything.
+needs_whole("item tolist numpy bool float int complex index contains is_nonzero equal allclose "
+            "array format _local_scalar_dense repr iter nonzero unique masked_select")

@@ -1,0 +1,156 @@
+"""Joining tensors, and picking elements out of them."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+from hyper_parallel.core.layout import TensorSpec
+from hyper_parallel.core.placement_types import Shard
+from hyper_parallel.core.shard._registry import rule_for
+from hyper_parallel.core.shard._rule import Call, Rule, named_dims, positive_dim, rule_from_notation
+
+
+@rule_for("cat concat concatenate")
+def _cat(call: Call) -> Optional[Rule]:
+    """All operands share the other dims; the joined one is whole."""
+    shapes = call.shapes
+    if len({len(shape) for shape in shapes}) > 1:
+        return None  # the legacy empty tensors of shape (0,)
+    dim = positive_dim(call.argument(1, "dim", call.kwargs.get("axis", 0)), len(shapes[0]))
+    operand, sizes = named_dims(shapes[0])
+    joined = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1:])
+    return Rule((operand,) * len(shapes), (operand,), sizes, whole=frozenset((f"d{dim}",)),
+                terms=tuple((index,) for index in range(len(shapes))), moves=True,
+                result_shapes=(joined,))
+
+
+@rule_for("stack")
+def _stack(call: Call) -> Rule:
+    operand, sizes = named_dims(call.shapes[0])
+    dim = positive_dim(call.argument(1, "dim", 0), len(operand) + 1)
+    sizes["stacked"] = len(call.shapes)
+    return Rule((operand,) * len(call.shapes), ((*operand[:dim], ("stacked",), *operand[dim:]),),
+                sizes, terms=tuple((index,) for index in range(len(call.shapes))), moves=True)
+
+
+@rule_for("embedding")
+def _embedding(call: Call) -> Optional[Rule]:
+    """A lookup. With the vocabulary sharded every rank looks up what it has: the sum is whole."""
+    order = [call.operand(0, "input"), call.operand(1, "weight")]
+    padding = call.argument(2, "padding_idx")
+    if call.argument(3, "max_norm") is not None or call.argument(5, "scale_grad_by_freq", False) \
+            or call.argument(6, "sparse", False):
+        return None
+    vocabulary = call.shapes[order[1]][0]
+    if padding is not None and padding < 0:
+        padding += vocabulary
+
+    def localize(operands: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> Optional[Callable]:
+        weight = operands[order[1]]
+        if not weight.layout.axes_of(0):
+            return None
+        start, length = weight.layout.local_bounds(weight.shape)[0]
+        func = call.func
+        own_padding = padding - start if padding is not None and \
+            start <= padding < start + length else None
+
+        def lookup(input: Any, weight: Any, *_: Any, **__: Any) -> Any:
+            elsewhere = (input < start) | (input >= start + length)
+            if not length:
+                return weight.new_zeros((*input.shape, weight.shape[1])) + weight.sum()
+            own = (input - start).masked_fill(elsewhere, 0)
+            found = func(own, weight, own_padding)
+            return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+        return lookup
+
+    return rule_from_notation("..., v e -> ... e", call.shapes, order, reduced={"v": "sum"},
+                              terms=((order[1],),), localize=localize)
+
+
+@rule_for("getitem", by_dtype=True)
+def _getitem(call: Call) -> Optional[Rule]:
+    """Indexing. A dim that is taken as it is stays sharded; a dim that is cut is whole."""
+    index = call.args[1]
+    index = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(entry, (list, bool)) for entry in index) or len(call.specs) > 1 or \
+            not all(entry is None or entry is Ellipsis or isinstance(entry, (int, slice))
+                    for entry in index):
+        return None
+    shape = call.shapes[0]
+    operand, sizes = named_dims(shape)
+    taken = sum(isinstance(entry, (int, slice)) for entry in index)
+    if Ellipsis not in index:
+        index = (*index, Ellipsis)
+    whole, result, result_shape, dim = set(), [], [], 0
+    for entry in index:
+        if entry is None:
+            result.append(())
+            result_shape.append(1)
+        elif entry is Ellipsis:
+            for _ in range(len(shape) - taken):
+                result.append(operand[dim])
+                result_shape.append(shape[dim])
+                dim += 1
+        elif isinstance(entry, int):
+            whole.add(f"d{dim}")
+            dim += 1
+        else:
+            length = len(range(*entry.indices(shape[dim])))
+            if length != shape[dim]:
+                whole.add(f"d{dim}")
+            result.append(operand[dim])
+            result_shape.append(length)
+            dim += 1
+    return Rule((operand,), (tuple(result),), sizes, whole=frozenset(whole), terms=((0,),),
+                moves=True, result_shapes=(tuple(result_shape),))
+
+
+@rule_for("topk sort argsort cumsum cumprod cummax cummin logcumsumexp")
+def _along(call: Call) -> Optional[Rule]:
+    """Operators along one dim, which has to be whole."""
+    shape = call.shapes[0]
+    position = 2 if call.name == "topk" else 1
+    if call.name in ("sort", "argsort") and call.args[1:] and isinstance(call.args[1], bool):
+        return None
+    default = None if call.name.startswith(("cum", "logcum")) else -1
+    dim = positive_dim(call.argument(position, "dim", default), len(shape))
+    operand, sizes = named_dims(shape)
+    results = 2 if call.name in ("topk", "sort", "cummax", "cummin") else 1
+    result_shape = tuple(shape)
+    if call.name == "topk":
+        result_shape = (*shape[:dim], call.argument(1, "k"), *shape[dim + 1:])
+        if not shape:
+            result_shape = ()
+    return Rule((operand,), (operand,) * results, sizes, whole=frozenset((f"d{dim}",)),
+                result_shapes=(result_shape,) * results)
+
+
+@rule_for("gather")
+def _gather(call: Call) -> Optional[Rule]:
+    """Other dims may be sharded where index and input agree in size there."""
+    if call.operand(2, "index") != 1 or len(call.shapes[0]) != len(call.shapes[1]):
+        return None
+    shape, index = call.shapes
+    dim = positive_dim(call.argument(1, "dim"), len(shape))
+    names = [(f"d{d}",) if d != dim and shape[d] == index[d] else (f"in{d}",)
+             for d in range(len(shape))]
+    picked = [name if name[0].startswith("d") else (f"out{d}",) for d, name in enumerate(names)]
+    sizes = {name[0]: size for name, size in zip(names, shape)}
+    sizes.update({name[0]: size for name, size in zip(picked, index)})
+    whole = frozenset(name for name in sizes if not name.startswith("d"))
+    return Rule((tuple(names), tuple(picked)), (tuple(picked),), sizes, whole=whole)
+
+
+@rule_for("index_select")
+def _index_select(call: Call) -> Optional[Rule]:
+    shape = call.shapes[0]
+    if not shape or call.operand(2, "index") != 1:
+        return None
+    dim = positive_dim(call.argument(1, "dim"), len(shape))
+    operand, sizes = named_dims(shape)
+    count = call.shapes[1][0] if call.shapes[1] else 1
+    sizes["picked"] = count
+    result = (*operand[:dim], ("picked",), *operand[dim + 1:])
+    index = (("picked",),) if call.shapes[1] else ()
+    return Rule((operand, index), (result,), sizes, whole=frozenset((f"d{dim}",)), terms=((0,),),
+                moves=True)

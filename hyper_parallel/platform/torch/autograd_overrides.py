@@ -1,0 +1,132 @@
+"""Where autograd has no override protocol: ``Function.apply``, ``backward`` and ``grad``.
+
+Importing this module replaces ``torch.autograd.Function.apply`` and ``torch.autograd.backward``
+by functions that look for a DTensor among their arguments and otherwise call the original.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+import torch
+from torch.utils import checkpoint
+
+from hyper_parallel.platform.torch.dtensor_base import (
+    TorchDTensorBase, dispatch_enabled, dress, handle, undress)
+from hyper_parallel.platform.torch.operator_names import decomposed
+
+_native_apply = torch.autograd.Function.apply.__func__
+_native_backward = torch.autograd.backward
+_native_grad = decomposed(torch.autograd.grad)
+
+Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
+
+
+def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """``Function.apply``: with a DTensor argument it is an operator like any other."""
+    if dispatch_enabled():
+        for arg in (*args, *kwargs.values()):
+            if isinstance(arg, TorchDTensorBase):
+                if cls is checkpoint.CheckpointFunction:
+                    return _apply_checkpoint(*args)
+                return type(arg)._dispatch(cls.apply, args, kwargs)
+    return _native_apply(cls, *args, **kwargs)
+
+
+def is_function_apply(func: Callable) -> bool:
+    """Whether ``func`` is the ``apply`` of an autograd Function, whose code sees plain tensors."""
+    owner = getattr(func, "__self__", None)
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+
+
+def _apply_checkpoint(run_function: Callable, preserve_rng_state: bool, *args: Any) -> Any:
+    """Reentrant checkpoint: its Function sees local tensors, the user's function sees DTensors."""
+    inputs = [_clothes(arg) for arg in args]
+    outputs: list = []
+
+    def run_local(*local_args: Any) -> Any:
+        results = run_function(*map(_put_on, local_args, inputs))
+        several = isinstance(results, (tuple, list))
+        outputs[:] = map(_clothes, results if several else (results,))
+        plain = tuple(map(_take_off, results if several else (results,)))
+        return plain if several else plain[0]
+
+    results = _native_apply(checkpoint.CheckpointFunction, run_local, preserve_rng_state,
+                            *map(_take_off, args))
+    if isinstance(results, tuple):
+        return tuple(map(_put_on, results, outputs))
+    return _put_on(results, outputs[0])
+
+
+def _clothes(value: Any) -> Optional[tuple[type, Any]]:
+    return (type(value), value._spec) if isinstance(value, TorchDTensorBase) else None
+
+
+def _take_off(value: Any) -> Any:
+    return undress(value) if isinstance(value, TorchDTensorBase) else value
+
+
+def _put_on(value: Any, clothes: Optional[tuple[type, Any]]) -> Any:
+    return value if clothes is None else dress(undress(value), *clothes)
+
+
+def _backward(tensors: Tensors, grad_tensors: Optional[Tensors] = None, *args: Any,
+              **kwargs: Any) -> None:
+    """``torch.autograd.backward``: from a DTensor it starts at the local tensor."""
+    roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    if any(isinstance(root, TorchDTensorBase) for root in roots):
+        tensors, grad_tensors = _local_roots(roots, grad_tensors)
+    _native_backward(tensors, grad_tensors, *args, **kwargs)
+
+
+def _grad(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
+    """``torch.autograd.grad``: the results are DTensors of the dual layouts."""
+    del func
+    return _grad_of(*args, **kwargs)
+
+
+def _grad_of(outputs: Tensors, inputs: Tensors, grad_outputs: Optional[Tensors] = None,
+             **options: Any) -> tuple:
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    roots, grads = _local_roots(
+        (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), grad_outputs)
+    results = _native_grad(roots, inputs, grads, **options)
+    return tuple(
+        dress(undress(result), type(tensor), tensor._spec.dual)
+        if isinstance(tensor, TorchDTensorBase) and result is not None
+        and not isinstance(result, TorchDTensorBase) else result
+        for result, tensor in zip(results, inputs))
+
+
+def _local_roots(roots: Sequence[torch.Tensor], grads: Optional[Tensors]) -> tuple[tuple, tuple]:
+    """Plain tensors to start from, with the gradient of each."""
+    if grads is None or isinstance(grads, torch.Tensor):
+        grads = (grads,) * len(roots)
+    local_roots, local_grads = [], []
+    # A backward pass may be asked for under no_grad, where the alias would have no history.
+    with torch.enable_grad():
+        for root, grad in zip(roots, grads):
+            if isinstance(root, TorchDTensorBase):
+                root, grad = _local_root(root, grad)
+            local_roots.append(root)
+            local_grads.append(grad)
+    return tuple(local_roots), tuple(local_grads)
+
+
+def _local_root(root: TorchDTensorBase, grad: Optional[torch.Tensor]
+                ) -> tuple[torch.Tensor, torch.Tensor]:
+    root = root._as_root()
+    spec, local = root._spec, undress(root)
+    if grad is None:
+        if spec.shape.numel() != 1:
+            raise RuntimeError("a gradient is implied only for a tensor of one element, but the "
+                               f"tensor has the global shape {tuple(spec.shape)}; pass gradient=.")
+        return local, torch.ones_like(local)
+    if isinstance(grad, TorchDTensorBase) or grad.shape == spec.shape:
+        return local, root._local_gradient(grad, spec)
+    # Autograd's own callers, such as checkpoint, hand over the local gradient.
+    return local, grad
+
+
+torch.autograd.Function.apply = classmethod(_apply)
+torch.autograd.backward = _backward
+handle(torch.autograd.grad, _grad)

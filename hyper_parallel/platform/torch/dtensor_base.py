@@ -1,0 +1,285 @@
+"""The tensor class below DTensor on PyTorch, and the seam: dress, undress, run undressed.
+
+A DTensor *is* the local tensor with its class switched, so autograd, optimizers and C++ code see
+the local shard and cost nothing extra.  PyTorch calls ``__torch_function__`` for every function
+that meets such a tensor; while subclass dispatch is disabled ("undressed") the same object is
+an ordinary local tensor, its ``shape`` included.
+"""
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+
+from hyper_parallel.platform.torch.operator_names import operator_name
+
+undressed = torch._C.DisableTorchFunctionSubclass
+dispatch_enabled = torch._C._is_torch_function_enabled
+_local_shape = torch.Tensor.shape.__get__
+_native_grad = torch.Tensor.grad
+_native_data = torch.Tensor.data
+
+# What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
+_OWN_ATTRIBUTES = ("_spec", "_views", "_gathered_from")
+
+Handler = Callable[[Callable, tuple, Mapping[str, Any]], Any]
+
+
+class TorchDTensorBase(torch.Tensor):
+    """A local tensor that wears a spec (``_spec``: layout and global shape).
+
+    The methods that raise here are holes, which the layers above fill.
+    """
+
+    _spec: Any
+
+    @staticmethod
+    def _dispatch(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator; ``hyper_parallel/__init__.py`` puts the dispatcher here."""
+        raise RuntimeError("no dispatcher is installed; import hyper_parallel before using a "
+                           f"DTensor (called for {func} with {len(args) + len(kwargs)} arguments).")
+
+    @staticmethod
+    def _local_gradient(grad: torch.Tensor, spec: Any) -> torch.Tensor:
+        """Local part of ``grad``, plain or not, for a tensor with ``spec``; DTensor says how."""
+        raise RuntimeError(f"the class of a DTensor must say how a gradient lies under {spec}, "
+                           f"but it does not (gradient of shape {tuple(grad.shape)}).")
+
+    def _as_root(self) -> "TorchDTensorBase":
+        """The tensor from which a backward pass may start; DTensor says which."""
+        raise RuntimeError("the class of a DTensor must say where a backward pass starts.")
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (),
+                           kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+        try:
+            handler = _handlers[func]
+        except KeyError:
+            handler = _handlers[func] = _find_handler(func)
+        if handler is None:
+            return cls._dispatch(func, args, kwargs or {})
+        return handler(func, args, kwargs or {})
+
+    @property
+    def shape(self) -> torch.Size:
+        """Global shape; the local one while undressed."""
+        return self._spec.shape if dispatch_enabled() else _local_shape(self)
+
+    @property
+    def grad(self) -> Optional[torch.Tensor]:
+        """Gradient as a DTensor of the dual layout, or None."""
+        with undressed():
+            grad = _native_grad.__get__(self)
+        if grad is None or isinstance(grad, TorchDTensorBase):
+            return grad
+        return dress(grad, type(self), self._spec.dual)
+
+    @grad.setter
+    def grad(self, value: Optional[torch.Tensor]) -> None:
+        if value is not None and dispatch_enabled():
+            value = self._local_gradient(value, self._spec)
+        with undressed():
+            _native_grad.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    @property
+    def data(self) -> torch.Tensor:
+        """An alias outside of autograd."""
+        with undressed():
+            alias = _native_data.__get__(self)
+        return dress(alias, type(self), self._spec)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, TorchDTensorBase):
+            raise TypeError("the data of a DTensor is set to a DTensor, but got a plain tensor of "
+                            f"shape {tuple(value.shape)}; wrap it with distribute_tensor or "
+                            "DTensor.from_local.")
+        with undressed():
+            _native_data.__set__(self, value)
+        self._spec = value._spec
+        self.__dict__.pop("_views", None)
+
+    __hash__ = object.__hash__
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    def backward(self, gradient: Optional[torch.Tensor] = None,
+                 retain_graph: Optional[bool] = None, create_graph: bool = False,
+                 inputs: Any = None) -> None:
+        """As ``torch.Tensor.backward``; a plain ``gradient`` means a replicated one."""
+        torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def register_hook(self, hook: Callable) -> Any:
+        """As ``torch.Tensor.register_hook``; the hook is given a DTensor of the dual layout."""
+        cls, spec = type(self), self._spec
+
+        def local_hook(grad: torch.Tensor) -> Optional[torch.Tensor]:
+            result = hook(dress(undress(grad), cls, spec.dual))
+            return None if result is None else cls._local_gradient(result, spec)
+
+        with undressed():
+            return torch.Tensor.register_hook(self, local_hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable) -> Any:
+        """As ``torch.Tensor.register_post_accumulate_grad_hook``."""
+        with undressed():
+            return torch.Tensor.register_post_accumulate_grad_hook(self, hook)
+
+    def __deepcopy__(self, memo: dict) -> "TorchDTensorBase":
+        if id(self) in memo:
+            return memo[id(self)]
+        with undressed():
+            if not self.is_leaf:
+                raise RuntimeError(
+                    "only a leaf of the autograd graph can be deep-copied; detach() it first.")
+            result = self.detach().clone(memory_format=torch.preserve_format)
+            result = dress(result.requires_grad_(self.requires_grad), type(self), self._spec)
+        memo[id(self)] = result
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        result.__dict__.update(copy.deepcopy(_user_attributes(self), memo))
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        with undressed():
+            local = self.detach()
+        return _rebuild, (local, type(self), self._spec, self.requires_grad,
+                          _user_attributes(self))
+
+
+def dress(tensor: torch.Tensor, cls: type, spec: Any) -> Any:
+    """Turn ``tensor`` itself into a DTensor of class ``cls`` with ``spec``; no copy, no alias."""
+    tensor.__class__ = cls
+    tensor._spec = spec
+    return tensor
+
+
+def undress(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain alias of the local tensor, in the same autograd graph."""
+    with undressed():
+        return tensor.view_as(tensor)
+
+
+def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``func`` while every DTensor among the arguments is its local tensor."""
+    with undressed():
+        return func(*args, **kwargs)
+
+
+def value_version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Differs whenever the values may: the version counter, and where the memory is."""
+    with undressed():
+        return tensor._version, tensor.data_ptr()
+
+
+def keep_with_graph(result: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Keep ``tensor`` for as long as the graph that made ``result`` exists."""
+    with undressed():
+        node = result.grad_fn
+    if node is not None:
+        node.metadata.setdefault("hyper_parallel_kept", []).append(tensor)
+
+
+def _user_attributes(tensor: torch.Tensor) -> dict:
+    return {name: value for name, value in tensor.__dict__.items() if name not in _OWN_ATTRIBUTES}
+
+
+def _rebuild(local: torch.Tensor, cls: type, spec: Any, requires_grad: bool, attributes: dict
+             ) -> Any:
+    with undressed():
+        local = local.detach().requires_grad_(requires_grad)
+    result = dress(local, cls, spec)
+    result.__dict__.update(attributes)
+    return result
+
+
+# --- Functions that are not operators: they read metadata or belong to autograd. ----------------
+
+
+def _native(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    with undressed():
+        return func(*args, **kwargs)
+
+
+def _detach(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    with undressed():
+        result = func(*args, **kwargs)
+    return dress(result, type(args[0]), args[0]._spec)
+
+
+def _size(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    del func
+    return _pick(args[0]._spec.shape, *args[1:], **kwargs)
+
+
+def _stride(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Strides the global tensor would have with its dims in memory as the local ones are."""
+    with undressed():
+        local = func(args[0])
+    shape = args[0]._spec.shape
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (local[dim], -dim)):
+        if local[dim]:
+            strides[dim] = step
+            step *= max(shape[dim], 1)
+    return _pick(tuple(strides), *args[1:], **kwargs)
+
+
+def _pick(values: tuple, dim: Optional[int] = None) -> Any:
+    return values if dim is None else values[dim]
+
+
+def _numel(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> int:
+    del func, kwargs
+    return args[0]._spec.shape.numel()
+
+
+def _ndim(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> int:
+    del func, kwargs
+    return len(args[0]._spec.shape)
+
+
+def _nbytes(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> int:
+    del func, kwargs
+    return args[0]._spec.shape.numel() * args[0].element_size()
+
+
+_GLOBAL_METADATA: dict[str, Handler] = {
+    "size": _size, "stride": _stride, "numel": _numel, "nelement": _numel, "dim": _ndim,
+    "ndimension": _ndim, "ndim": _ndim, "nbytes": _nbytes, "detach": _detach,
+}
+_LOCAL_METADATA = frozenset({
+    "is_floating_point", "is_complex", "is_signed", "is_inference", "is_contiguous", "is_pinned",
+    "is_shared", "is_conj", "is_neg", "element_size", "get_device", "data_ptr", "storage_offset",
+    "untyped_storage", "storage", "requires_grad_", "retain_grad", "detach_", "result_type",
+    "_is_view", "_has_compatible_shallow_copy_type", "share_memory_", "dir", "setstate",
+    "_typed_storage", "is_same_size", "_clear_non_serializable_cached_data",
+})
+# Attributes that compute a tensor are operators.
+_OPERATOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+
+_handlers: dict[Callable, Optional[Handler]] = {}
+
+
+def handle(func: Callable, handler: Handler) -> None:
+    """Let ``handler`` take the calls of ``func`` on DTensors."""
+    _handlers[func] = handler
+
+
+def _find_handler(func: Callable) -> Optional[Handler]:
+    """Who takes ``func``: a handler, or None where it is an operator."""
+    name = operator_name(func)
+    if name in _GLOBAL_METADATA:
+        return _GLOBAL_METADATA[name]
+    attribute = getattr(func, "__name__", "") in ("__get__", "__set__")
+    if name in _LOCAL_METADATA or (attribute and name not in _OPERATOR_ATTRIBUTES):
+        return _native
+    return None

@@ -1,0 +1,72 @@
+"""One name for every spelling of a PyTorch function, and functions opened up to their parts."""
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Callable, Optional
+
+import torch
+
+_DUNDERS = {
+    "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and",
+    "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "pos": "positive",
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "radd": "add",
+    "rmul": "mul", "setitem": "setitem_",
+}
+_IN_PLACE_DUNDERS = frozenset({"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
+                               "or", "xor", "lshift", "rshift", "div"})
+
+# Functions that share a name with another one whose arguments come in another order.
+_RENAMED = {torch.embedding: "embedding_lookup"}
+
+_NO_OVERRIDES = {name: lambda *_: False for name in (
+    "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
+_namespaces: dict[int, dict] = {}
+
+
+def operator_name(func: Callable) -> str:
+    """The library's name of a PyTorch function.
+
+    ``torch.add``, ``Tensor.add``, ``a + b`` and ``aten.add.Tensor`` are all ``add``; in-place
+    forms end in an underscore; an autograd Function has the name of its class, an operator of
+    another namespace keeps it (``mylib::scale``).
+    """
+    if func in _RENAMED:
+        return _RENAMED[func]
+    owner = getattr(func, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+        return owner.__name__
+    if isinstance(func, torch._ops.OpOverload):
+        func = func.overloadpacket
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return func._qualified_op_name.removeprefix("aten::")
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ("__get__", "__set__"):
+        return owner.__name__
+    return _without_dunders(name)
+
+
+def _without_dunders(name: str) -> str:
+    if not (name.startswith("__") and name.endswith("__")):
+        return name
+    name = name[2:-2]
+    if name[0] == "i" and name[1:] in _IN_PLACE_DUNDERS:
+        return _DUNDERS.get(name[1:], name[1:]) + "_"
+    return _DUNDERS.get(name, name)
+
+
+def decomposed(func: Callable) -> Optional[Callable]:
+    """``func`` without its override check, or None unless PyTorch wrote it in Python.
+
+    The body of the result runs on DTensors, and the functions it calls are dispatched one by
+    one, each by its own rule.
+    """
+    if not isinstance(func, FunctionType) or not func.__module__.startswith("torch."):
+        return None
+    namespace = _namespaces.get(id(func.__globals__))
+    if namespace is None:
+        namespace = {**func.__globals__, **_NO_OVERRIDES}
+        _namespaces[id(func.__globals__)] = namespace
+    body = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__,
+                        func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body

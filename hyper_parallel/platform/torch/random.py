@@ -1,0 +1,44 @@
+"""The framework's random generators: agreeing on a state, and running from a seed."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import torch
+import torch.distributed as dist
+
+
+def seed_marker() -> int:
+    """The seed that the default generator was last given; it tells when a user seeded anew."""
+    return torch.initial_seed()
+
+
+def draw_seed() -> int:
+    """The next number of the default CPU generator, which moves on as for any draw."""
+    return int(torch.randint(2 ** 62, (), dtype=torch.int64, device="cpu").item())
+
+
+def agree_on_random_state(group: Any) -> None:
+    """Give every rank of ``group`` the default CPU generator's state of its first rank."""
+    state = torch.get_rng_state()
+    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else state.device
+    sent = state.to(device)
+    dist.broadcast(sent, dist.get_process_group_ranks(group)[0], group)
+    torch.set_rng_state(sent.to(state.device))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run with the default generators seeded by ``seed``, then put their states back."""
+    accelerator = torch.cuda.is_initialized()
+    cpu_state = torch.get_rng_state()
+    device_state = torch.cuda.get_rng_state() if accelerator else None
+    try:
+        torch.default_generator.manual_seed(seed)
+        if accelerator:
+            torch.cuda.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(cpu_state)
+        if accelerator:
+            torch.cuda.set_rng_state(device_state)
