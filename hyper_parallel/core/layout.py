@@ -1,7 +1,7 @@
 """Layout: how one tensor lies on a mesh, and TensorSpec: a layout together with a global shape.
 
-Both are frozen and interned: two equal ones are the same object, so that caches compare them by
-identity.  Nothing here touches a tensor or makes a group.
+Both are frozen and interned: two equal ones are the same object, so that they are compared and
+hashed by identity.  Nothing here touches a tensor or makes a group.
 """
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Layout:
             do not commute, or an order that does not name just the axes that split its dim.
     """
 
-    __slots__ = ("device_mesh", "placements", "shard_order", "_axes_of_dim", "_hash",
-                 "__weakref__", "__dict__")
+    __slots__ = ("device_mesh", "placements", "shard_order", "_axes_of_dim", "__weakref__",
+                 "__dict__")
 
     device_mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -68,19 +68,12 @@ class Layout:
         self = super().__new__(cls)
         axes_of_dim.update(order)
         for name, value in (("device_mesh", device_mesh), ("placements", placements),
-                            ("shard_order", order), ("_axes_of_dim", axes_of_dim),
-                            ("_hash", hash(key))):
+                            ("shard_order", order), ("_axes_of_dim", axes_of_dim)):
             object.__setattr__(self, name, value)
         return cls._interned.setdefault(key, self)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Layout is frozen; make a new one instead of setting {name}")
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     def __reduce__(self) -> tuple:
         return Layout, (self.device_mesh, self.placements, dict(self.shard_order))
@@ -199,7 +192,7 @@ class TensorSpec:
         ValueError: the layout shards a dim that the shape does not have.
     """
 
-    __slots__ = ("layout", "shape", "_hash", "__weakref__", "__dict__")
+    __slots__ = ("layout", "shape", "__weakref__", "__dict__")
 
     layout: Layout
     shape: tuple[int, ...]
@@ -215,18 +208,12 @@ class TensorSpec:
         if found is not None:
             return found
         self = super().__new__(cls)
-        for name, value in (("layout", layout), ("shape", shape), ("_hash", hash(key))):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "shape", shape)
         return cls._interned.setdefault(key, self)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TensorSpec is frozen; make a new one instead of setting {name}")
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     def __reduce__(self) -> tuple:
         return TensorSpec, (self.layout, tuple(self.shape))

@@ -16,11 +16,13 @@ import functools
 import importlib
 import importlib.util
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from datetime import timedelta
 from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence
 
 import numpy as np
+
+from hyper_parallel.platform.module_adapter import ModuleAdapter
 
 _ADAPTERS = {
     "torch": ("hyper_parallel.platform.torch.platform", "TorchPlatform"),
@@ -29,7 +31,7 @@ _ADAPTERS = {
 _VARIABLE = "HYPER_PARALLEL_PLATFORM"
 
 
-class Platform(ABC):
+class Platform(ModuleAdapter):
     """The operations that layers 2 to 6 may ask of a framework."""
 
     Tensor: type
@@ -60,6 +62,15 @@ class Platform(ABC):
     @abstractmethod
     def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call ``func`` on the local tensors of all DTensors among the arguments."""
+
+    @staticmethod
+    @abstractmethod
+    def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], cls: type,
+                      spec: Any) -> Any:
+        """As :meth:`run_undressed`; a single tensor that comes out is dressed.
+
+        This is the path of most operators, so it is one call for speed.
+        """
 
     @staticmethod
     @abstractmethod

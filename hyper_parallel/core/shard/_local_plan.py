@@ -26,25 +26,56 @@ class OperandMove(NamedTuple):
     shared: bool
 
 
-class LocalPlan:
-    """A solved call, ready to run again and again.
+class Plan:
+    """What a call does from its second time on.
+
+    Attributes:
+        simple: nothing moves, one tensor comes out: run ``local`` (or the operator itself) on
+            local tensors and dress what comes out with ``result``.
+        local: function to run in place of the operator, or None.
+        result: spec of the one result of a simple plan.
+    """
+
+    __slots__ = ("simple", "local", "result")
+
+    def __init__(self) -> None:
+        self.simple = False
+        self.local: Optional[Callable] = None
+        self.result: Optional[TensorSpec] = None
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class FunctionPlan(Plan):
+    """Runs a function of the same arguments in place of the operator."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self._function = function
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        return self._function(*args, **kwargs)
+
+
+class LocalPlan(Plan):
+    """A solved call: move operands, run on local tensors, dress the results.
 
     Attributes:
         results: spec of each result; None for one that is not a tensor.
-        fallback: the operator had no rule and ran on replicated operands.
     """
 
-    __slots__ = ("moves", "results", "fallback", "_local", "_plain_paths", "_take_off",
-                 "_piece", "_checked")
+    __slots__ = ("results", "_moves", "_plain_paths", "_take_off", "_piece", "_checked")
 
-    def __init__(self, moves: Sequence[OperandMove], results: Optional[Sequence],
+    def __init__(self, moves: Sequence[OperandMove], results: Sequence[Optional[TensorSpec]],
                  local: Optional[Callable] = None, plain_paths: Sequence[tuple] = (),
-                 take_off: bool = False, random: Optional[Layout] = None, fallback: bool = False
-                 ) -> None:
-        self.moves = tuple(moves)
-        self.results = None if results is None else tuple(results)
-        self.fallback = fallback
-        self._local = local
+                 take_off: bool = False, random: Optional[Layout] = None) -> None:
+        super().__init__()
+        self.local = local
+        self.results = tuple(results)
+        self._moves = tuple(moves)
         self._plain_paths = tuple(plain_paths)
         self._take_off = take_off
         self._piece = None if random is None else piece_of(random)
@@ -53,20 +84,20 @@ class LocalPlan:
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         if not self._checked:
             return self._first_run(func, args, kwargs)
-        plain = [_at(args, kwargs, path) for path in self._plain_paths] \
+        plain = [argumentargument_at(args, kwargs, path) for path in self._plain_paths] \
             if self._plain_paths else ()
         views = ()
-        if self.moves:
+        if self._moves:
             args, kwargs, views = self._move_operands(args, kwargs)
         if self._piece is None:
-            result = _run_undressed(self._local or func, args, kwargs)
+            result = _run_undressed(self.local or func, args, kwargs)
         else:
             with same_draws(self._piece):
-                result = _run_undressed(self._local or func, args, kwargs)
+                result = _run_undressed(self.local or func, args, kwargs)
         if views:
             _keep_views(result, views)
         if isinstance(result, _Tensor):
-            if plain and any(result is tensor for tensor in plain):
+            if plain and is_one_of(result, plain):
                 result = _undress(result)
             return _dress(result, DTensor, self.results[0])
         return self._dress_several(result, plain)
@@ -80,11 +111,13 @@ class LocalPlan:
         except BaseException:
             self._checked = False
             raise
+        if isinstance(result, DTensor) and not self._moves and not self._plain_paths \
+                and self._piece is None:
+            self.result = self.results[0]
+            self.simple = True
         return result
 
     def _check(self, func: Callable, result: Any) -> None:
-        if self.results is None:
-            return
         results = result if isinstance(result, (tuple, list)) else (result,)
         for value, spec in zip(results, self.results):
             if isinstance(value, _Tensor) and spec is not None:
@@ -101,8 +134,8 @@ class LocalPlan:
         args = list(args)
         kwargs = dict(kwargs)
         views = []
-        for path, move, shared in self.moves:
-            tensor = _at(args, kwargs, path)
+        for path, move, shared in self._moves:
+            tensor = argument_at(args, kwargs, path)
             moved = tensor
             if move is not None:
                 moved = _shared_view(tensor, move) if shared else move(tensor)
@@ -116,8 +149,8 @@ class LocalPlan:
     def _dress_several(self, result: Any, plain: Sequence[Any]) -> Any:
         if not isinstance(result, (tuple, list)):
             return result
-        if any(value is tensor for value in result for tensor in plain):
-            result = type(result)(_undress(value) if any(value is tensor for tensor in plain)
+        if any(is_one_of(value, plain) for value in result):
+            result = type(result)(_undress(value) if is_one_of(value, plain)
                                   else value for value in result)
         for index, value in enumerate(result):
             if isinstance(value, _Tensor):
@@ -133,13 +166,13 @@ class ReplicatedPlan(LocalPlan):
     __slots__ = ("_layout",)
 
     def __init__(self, moves: Sequence[OperandMove], layout: Layout,
-                 plain_paths: Sequence[tuple], random: bool, warn: bool) -> None:
-        super().__init__(moves, None, plain_paths=plain_paths, take_off=True,
-                         random=layout if random else None, fallback=warn)
+                 plain_paths: Sequence[tuple], random: bool) -> None:
+        super().__init__(moves, (), plain_paths=plain_paths, take_off=True,
+                         random=layout if random else None)
         self._layout = layout
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        plain = [_at(args, kwargs, path) for path in self._plain_paths]
+        plain = [argument_at(args, kwargs, path) for path in self._plain_paths]
         args, kwargs, _ = self._move_operands(args, kwargs)
         if self._piece is None:
             result = func(*args, **kwargs)
@@ -152,12 +185,12 @@ class ReplicatedPlan(LocalPlan):
         if isinstance(value, _Tensor):
             # An alias wherever the caller may hold the very object: an input handed back.
             if not isinstance(value, DTensor):
-                if type(value) is not _Tensor or any(value is tensor for tensor in plain):
+                if type(value) is not _Tensor or is_one_of(value, plain):
                     value = _undress(value)
                 return _dress(value, DTensor, TensorSpec(self._layout, value.shape))
             return value
         if isinstance(value, (tuple, list)):
-            if not any(value_is_alias(entry, plain) for entry in value):
+            if not any(is_one_of(entry, plain) for entry in value):
                 for entry in value:
                     self._dress_tree(entry, plain)
                 return value
@@ -165,8 +198,8 @@ class ReplicatedPlan(LocalPlan):
         return value
 
 
-def value_is_alias(value: Any, plain: Sequence[Any]) -> bool:
-    """Whether ``value`` is one of the tensors that the caller passed."""
+def is_one_of(value: Any, plain: Sequence[Any]) -> bool:
+    """Whether ``value`` is one of the very tensors that the caller passed."""
     return any(value is tensor for tensor in plain)
 
 
@@ -183,7 +216,7 @@ def _shape(tensor: Any) -> Any:
     return tensor.shape
 
 
-def _at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple) -> Any:
+def argument_at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple) -> Any:
     """The argument at ``path``: a position or a keyword, then indices within sequences."""
     value = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
     for index in path[1:]:

@@ -11,12 +11,14 @@ from typing import Any, Callable, Mapping, Optional
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard import _registry
+from hyper_parallel.core.shard._local_plan import Plan
 from hyper_parallel.core.shard._planner import make_plan
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
 _Tensor = platform.Tensor
 _Parameter = platform.Parameter
+_run_and_dress = platform.run_and_dress
 
 # Whoever wants to see operators come and go, or None. The tracer sets it.
 _debug_mode_observer: ContextVar = ContextVar('_debug_mode_observer', default=None)
@@ -37,7 +39,7 @@ class Operator:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.plans: dict[tuple, Callable] = {}
+        self.plans: dict[tuple, Plan] = {}
         self.number_blind = _registry.is_number_blind(name)
         self.by_dtype = _registry.is_by_dtype(name)
         self.hits = 0
@@ -69,12 +71,15 @@ class OpDispatcher:
         result = None
         try:
             key = _key(args, kwargs, operator)
-            plan = operator.plans.get(key) if key is not None else None
-            if plan is None:
-                plan = self._plan(operator, op_call, key, args, kwargs)
-            else:
+            try:
+                plan = operator.plans[key]
                 operator.hits += 1
-            result = plan(op_call, args, kwargs)
+            except (KeyError, TypeError):
+                plan = self._plan(operator, op_call, key, args, kwargs)
+            if plan.simple:
+                result = _run_and_dress(plan.local or op_call, args, kwargs, DTensor, plan.result)
+            else:
+                result = plan(op_call, args, kwargs)
             return result
         finally:
             if observer is not None:
@@ -97,33 +102,30 @@ class OpDispatcher:
         return operator
 
     @staticmethod
-    def _plan(operator: Operator, op_call: Callable, key: Optional[tuple], args: tuple,
-              kwargs: Mapping[str, Any]) -> Callable:
+    def _plan(operator: Operator, op_call: Callable, key: tuple, args: tuple,
+              kwargs: Mapping[str, Any]) -> Plan:
         operator.misses += 1
         plan = make_plan(operator.name, op_call, args, kwargs)
-        if key is not None:
-            if len(operator.plans) >= _MOST_PLANS:
-                del operator.plans[next(iter(operator.plans))]
-            operator.plans[key] = plan
+        try:
+            hash(key)
+        except TypeError:
+            return plan  # an argument that cannot be compared: this call is planned every time
+        if len(operator.plans) >= _MOST_PLANS:
+            del operator.plans[next(iter(operator.plans))]
+        operator.plans[key] = plan
         return plan
 
 
-def _key(args: tuple, kwargs: Mapping[str, Any], operator: Operator) -> Optional[tuple]:
-    """What a plan depends on; None where an argument cannot be compared."""
-    parts = [_part(value, operator) if type(value) is not DTensor else value._spec
-             for value in args]
+def _key(args: tuple, kwargs: Mapping[str, Any], operator: Operator) -> tuple:
+    """What a plan depends on."""
+    parts = [value._spec if type(value) is DTensor else _part(value, operator) for value in args]
     if kwargs:
         for name, value in kwargs.items():
             parts.append(name)
-            parts.append(_part(value, operator) if type(value) is not DTensor else value._spec)
+            parts.append(_part(value, operator))
     if operator.by_dtype:
         parts += [value.dtype for value in _tensors(args) + _tensors(list(kwargs.values()))]
-    key = tuple(parts)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return tuple(parts)
 
 
 def _part(value: Any, operator: Operator) -> Any:

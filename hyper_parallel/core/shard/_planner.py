@@ -11,16 +11,13 @@ from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
-    LocalPlan, OperandMove, ReplicatedPlan, operand_move)
+    FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at, operand_move)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import solve
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
 _Tensor = platform.Tensor
-
-Plan = Callable[[Callable, tuple, Mapping[str, Any]], Any]
-
 
 def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Plan:
     """Decide how to run one call.
@@ -37,9 +34,9 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
         ValueError: the tensors are on different meshes.
     """
     if kwargs.get("out") is not None:
-        return _run_into_out
+        return _IntoOut()
     paths = list(_tensor_paths(args, kwargs))
-    tensors = [_argument(args, kwargs, path) for path in paths]
+    tensors = [argument_at(args, kwargs, path) for path in paths]
     mesh = _common_mesh(name, tensors)
     whole = Layout(mesh, [Replicate()] * mesh.ndim)
     specs = [tensor._spec if isinstance(tensor, DTensor) else TensorSpec(whole, tensor.shape)
@@ -51,14 +48,13 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
         _registry.find_maker(name[:-1]) if name.endswith("_") else None)
     rule = maker(call) if maker is not None else None
     if isinstance(rule, Decomposition):
-        function = rule.function
-        return lambda _, args, kwargs: function(*args, **kwargs)
+        return FunctionPlan(rule.function)
     plain_paths = [path for path, tensor in zip(paths, tensors) if not isinstance(tensor, DTensor)]
     if rule is None:
         return _without_rule(call, mesh, whole, plain_paths, in_place, maker is not None)
     solution = solve(rule, specs, mesh, in_place)
     if solution is None:
-        return _InPlaceDetour(func)
+        return InPlaceDetour()
     take_off = platform.without_override(func)
     moves = _moves(call, solution.operands, solution.varying, take_off)
     local = None
@@ -86,15 +82,14 @@ def _without_rule(call: Call, mesh: DeviceMesh, whole: Layout, plain_paths: Sequ
     """An operator without a rule: its parts one by one, or replicated operands."""
     body = platform.decomposed(call.func)
     if body is not None and not expected:
-        return lambda _, args, kwargs: body(*args, **kwargs)
+        return FunctionPlan(body)
     quiet = expected or _registry.is_whole_by_nature(call.name)
     if not quiet:
         _warn_once(call.name)
     if in_place:
-        return _InPlaceDetour(call.func)
+        return InPlaceDetour()
     moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
-    return ReplicatedPlan(moves, whole, plain_paths, random=not quiet and mesh.size() > 1,
-                          warn=not quiet)
+    return ReplicatedPlan(moves, whole, plain_paths, random=not quiet and mesh.size() > 1)
 
 
 _warned: set[str] = set()
@@ -113,26 +108,29 @@ def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
     return bool(kwargs.get("inplace")) or (name.endswith("_") and not name.endswith("__"))
 
 
-def _run_into_out(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+class _IntoOut(Plan):
     """``out=``: compute, then copy into the tensor given, which keeps its layout."""
-    rest = {name: value for name, value in kwargs.items() if name != "out"}
-    out = kwargs["out"]
-    result = func(*args, **rest)
-    if isinstance(out, (tuple, list)):
+
+    __slots__ = ()
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        rest = {name: value for name, value in kwargs.items() if name != "out"}
+        out = kwargs["out"]
+        result = func(*args, **rest)
+        if not isinstance(out, (tuple, list)):
+            return out.copy_(result)
         for target, value in zip(out, result):
             target.copy_(value)
-        return result
-    return out.copy_(result)
+        return out
 
 
-class _InPlaceDetour:
+class InPlaceDetour(Plan):
     """Writes to operand 0 where its layout does not allow the operator to run on local parts.
 
     The operator runs in place on a whole copy, of which this rank's part is copied back.
     """
 
-    def __init__(self, func: Callable) -> None:
-        self._func = func
+    __slots__ = ()
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         target = args[0]
@@ -153,7 +151,7 @@ class _InPlaceDetour:
 
     @staticmethod
     def _replicated(args: tuple, kwargs: Mapping[str, Any], target: Any) -> TensorSpec:
-        tensors = [_argument(args, kwargs, path) for path in _tensor_paths(args, kwargs)]
+        tensors = [argument_at(args, kwargs, path) for path in _tensor_paths(args, kwargs)]
         mesh = _common_mesh("in-place operator", tensors)
         return TensorSpec(Layout(mesh, [Replicate()] * mesh.ndim), target.shape)
 
@@ -185,13 +183,6 @@ def _paths_within(value: Any, path: tuple) -> Any:
     elif isinstance(value, (tuple, list)):
         for index, entry in enumerate(value):
             yield from _paths_within(entry, (*path, index))
-
-
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple) -> Any:
-    value: Any = kwargs[path[0]] if isinstance(path[0], str) else args[path[0]]
-    for index in path[1:]:
-        value = value[index]
-    return value
 
 
 def _common_mesh(name: str, tensors: Sequence[Any]) -> DeviceMesh:

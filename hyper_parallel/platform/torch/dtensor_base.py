@@ -16,6 +16,7 @@ from hyper_parallel.platform.torch.operator_names import operator_name
 
 undressed = torch._C.DisableTorchFunctionSubclass
 dispatch_enabled = torch._C._is_torch_function_enabled
+_Tensor = torch.Tensor
 _local_shape = torch.Tensor.shape.__get__
 _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
@@ -172,6 +173,17 @@ def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
     """Call ``func`` while every DTensor among the arguments is its local tensor."""
     with undressed():
         return func(*args, **kwargs)
+
+
+def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], cls: type,
+                  spec: Any) -> Any:
+    """As :func:`run_undressed`; a single tensor that comes out is dressed."""
+    with undressed():
+        result = func(*args, **kwargs)
+    if isinstance(result, _Tensor):
+        result.__class__ = cls
+        result._spec = spec
+    return result
 
 
 def value_version(tensor: torch.Tensor) -> tuple[int, int]:

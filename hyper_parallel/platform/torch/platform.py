@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, groups, random)
+    autograd_overrides, collectives, dtensor_base, groups, modules, random)
 from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
 
@@ -136,6 +136,7 @@ class TorchPlatform(Platform):
     dress = staticmethod(dtensor_base.dress)
     undress = staticmethod(dtensor_base.undress)
     run_undressed = staticmethod(dtensor_base.run_undressed)
+    run_and_dress = staticmethod(dtensor_base.run_and_dress)
     value_version = staticmethod(dtensor_base.value_version)
     keep_with_graph = staticmethod(dtensor_base.keep_with_graph)
     operator_name = staticmethod(operator_name)
@@ -158,6 +159,13 @@ class TorchPlatform(Platform):
     get_group_rank = staticmethod(groups.get_group_rank)
     get_group_ranks = staticmethod(groups.get_group_ranks)
     apply_with_gradient = staticmethod(collectives.apply_with_gradient)
+
+    Module = modules.Module
+    layer_kind = staticmethod(modules.layer_kind)
+    named_modules = staticmethod(modules.named_modules)
+    own_parameters = staticmethod(modules.own_parameters)
+    replace_parameter = staticmethod(modules.replace_parameter)
+    wrap_forward = staticmethod(modules.wrap_forward)
 
     @staticmethod
     def needs_gradient(tensor: Tensor) -> bool:
@@ -182,7 +190,7 @@ class TorchPlatform(Platform):
                 if plain.dtype is torch.bfloat16:
                     plain = plain.float()  # numpy has no bfloat16
                 return plain.numpy().copy()
-            except (NotImplementedError, RuntimeError, TypeError) as error:
+            except (RuntimeError, TypeError) as error:
                 raise ValueError(f"a {tensor.device.type} tensor of type "
                                  f"{type(tensor).__name__} holds no data that numpy could take; "
                                  f"pass a list, a numpy array or a real tensor") from error
