@@ -127,6 +127,14 @@ def check_ranks(array: np.ndarray) -> np.ndarray:
     return ranks
 
 
+def check_world(ranks: np.ndarray, world_size: Optional[int]) -> None:
+    """Raise ValueError if the world is known (not None) and has not all these ranks."""
+    if world_size is not None and ranks.max() >= world_size:
+        raise ValueError(f"a mesh can only hold ranks of the world, 0 to {world_size - 1}, got "
+                         f"the {ranks.size} ranks {shown(ranks)}; start more processes or make "
+                         f"the mesh smaller")
+
+
 def check_tensor_map(slice_shape: Any, tensor_map: Any, ndim: int) -> tuple[tuple[int, ...], ...]:
     """For each dim of a tensor the ids of the axes that split it, counted from the right.
 

@@ -102,6 +102,12 @@ class MeshTopology:
             self._hash = hash((self.to_hash(), self._generation))
         return self._hash
 
+    def __copy__(self) -> "MeshTopology":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "MeshTopology":
+        return self
+
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self._alias_name, self.mesh_shape))
         return f"DeviceMesh(({axes}), rank_list={checks.shown(self._ranks)})"

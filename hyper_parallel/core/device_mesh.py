@@ -374,12 +374,6 @@ class DeviceMesh(MeshTopology):
 
     # ---- copies ----
 
-    def __copy__(self) -> "DeviceMesh":
-        return self
-
-    def __deepcopy__(self, memo: dict) -> "DeviceMesh":
-        return self
-
     def __reduce__(self) -> tuple:
         """Pickle the layout without groups; loading gives a mesh of the loader's own world."""
         root = self._get_root_mesh()
@@ -450,10 +444,6 @@ def _as_array(mesh: Any) -> np.ndarray:
 
 
 def _check_world(ranks: np.ndarray) -> None:
-    """Raise ValueError if the world is known and has not all these ranks."""
     # A stand-in for the platform has a world of its own.
-    world_size = _runtime.known_world_size() if platform is _runtime else None
-    if world_size is not None and ranks.max() >= world_size:
-        raise ValueError(f"a mesh can only hold ranks of the world, 0 to {world_size - 1}, got "
-                         f"the {ranks.size} ranks {checks.shown(ranks)}; start more processes or "
-                         f"make the mesh smaller")
+    if platform is _runtime:
+        checks.check_world(ranks, _runtime.known_world_size())

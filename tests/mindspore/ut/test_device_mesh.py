@@ -169,7 +169,7 @@ def test_several_axes_have_to_be_told_apart() -> None:
 def test_getitem_of_an_unknown_name() -> None:
     """KeyError, which lists what there is."""
     with pytest.raises(KeyError, match="no axis 'pp'; its axes are .*'dp', 'tp'"):
-        init_device_mesh((2, 4), ("dp", "tp"))["pp"]
+        _ = init_device_mesh((2, 4), ("dp", "tp"))["pp"]
 
 
 def test_a_rank_outside_the_mesh(platform: MagicMock) -> None:

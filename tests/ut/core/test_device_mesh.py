@@ -1,7 +1,5 @@
-"""DeviceMesh in one process: numbers, caches, refusals, copies and size, under a mock platform."""
-import copy
+"""DeviceMesh in one process: numbers, names, caches, groups and size, under a mock platform."""
 import itertools
-import pickle
 import time
 from typing import Any
 
@@ -12,73 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hyper_parallel.core import device_mesh
 from hyper_parallel.core.device_mesh import DeviceMesh, init_device_mesh
-from hyper_parallel.platform import get_platform
+from tests.ut.core.mesh_world import Runtime, World, cube
 
-
-class World:
-    """A platform of one rank that remembers the groups it was asked for."""
-
-    def __init__(self) -> None:
-        self.rank = 0
-        self.made: list[list[int]] = []
-        self.lives = 0
-
-    def get_rank(self) -> int:
-        """The rank that the test is at."""
-        return self.rank
-
-    def create_group(self, rank_list: list[int]) -> str:
-        """A name that tells when it was made."""
-        self.made.append(rank_list)
-        return f"group {len(self.made)}"
-
-    def tensor_to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
-        """What torch does."""
-        return tensor.numpy()
-
-
-class Runtime:
-    """The part of the platform that a mock does not replace."""
-
-    def __init__(self) -> None:
-        self.lives = 0
-        self.world_size: Any = None
-
-    def generation(self) -> int:
-        """Lives of the default group that ended."""
-        return self.lives
-
-    def known_world_size(self) -> Any:
-        """As the test says."""
-        return self.world_size
-
-    def self_group(self) -> str:
-        """The group of one."""
-        return "alone"
-
-
-@pytest.fixture(name="world", autouse=True)
-def _world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """A mock platform and empty caches."""
-    world = World()
-    monkeypatch.setattr(device_mesh, "platform", world)
-    monkeypatch.setattr(device_mesh, "_group_map", {})
-    monkeypatch.setattr(device_mesh, "_group_generation", {})
-    monkeypatch.setattr(device_mesh, "_DEVICE_MESH_MAP", {})
-    return world
-
-
-@pytest.fixture(name="runtime")
-def _runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """A mock of what the mock platform leaves to the real one."""
-    runtime = Runtime()
-    monkeypatch.setattr(device_mesh, "_runtime", runtime)
-    return runtime
-
-
-def cube() -> DeviceMesh:
-    """The mesh of the M cases: eight ranks, three axes."""
-    return init_device_mesh((2, 2, 2), ("dp", "cp", "tp"))
+pytestmark = pytest.mark.usefixtures("world")
 
 
 # ---- M3: the order of the array is the order of everything ----
@@ -167,11 +101,11 @@ def test_flattened_names_work_like_axes(world: World) -> None:
     assert both.get_group("x") == mesh.get_group("x") == flat.get_group() == "group 1"
     assert both.flatten("all").rank_list == tuple(range(8))
     with pytest.raises(KeyError, match="no axis 'x'"):
-        mesh["dp", "tp"]["x"]
+        _ = mesh["dp", "tp"]["x"]
     with pytest.raises(ValueError, match="order of the mesh, each once"):
-        mesh["dp", "x"]
+        _ = mesh["dp", "x"]
     with pytest.raises(ValueError, match="order of the mesh, each once"):
-        mesh["tp", "x"]
+        _ = mesh["tp", "x"]
 
 
 # ---- M8: the whole rank list tells meshes apart ----
@@ -231,121 +165,6 @@ def test_a_group_of_one_from_before_is_refused_too(runtime: Runtime) -> None:
     runtime.lives = 1
     with pytest.raises(RuntimeError, match="destroyed since"):
         mesh.get_group("dp")
-
-
-# ---- M13: what cannot be a mesh ----
-
-@pytest.mark.parametrize("ranks, error, message", [
-    ([0, 1, 1, 2, 0], ValueError, r"each rank has one place in a mesh, but \(0, 1\) stands"),
-    ([[0, 1], [2]], ValueError, "equal lengths along each axis"),
-    ([], ValueError, "at least one rank"),
-    ([[], []], ValueError, "at least one rank"),
-    ([0, -1], ValueError, "ranks must be between 0 and"),
-    ([0, 2 ** 31], ValueError, "ranks must be between 0 and"),
-    (np.array(3), ValueError, "at least one dim"),
-    (torch.tensor(3), ValueError, "at least one dim"),
-    ([0.0, 1.0], TypeError, "whole numbers"),
-    (["0", "1"], TypeError, "whole numbers"),
-    ([True, False], TypeError, "whole numbers"),
-    (3, TypeError, "a tensor, a list or a numpy array"),
-    ("01", TypeError, "a tensor, a list or a numpy array"),
-])
-def test_ranks_that_are_refused(ranks: Any, error: type, message: str) -> None:
-    """With the rule and the offender."""
-    with pytest.raises(error, match=message):
-        DeviceMesh(ranks, ("tp",))
-
-
-@pytest.mark.parametrize("shape, error, message", [
-    ((2, 0), ValueError, "at least one rank along each"),
-    ((2, -2), ValueError, "at least one rank along each"),
-    ((), ValueError, "at least one axis"),
-    ([2, 2], TypeError, "mesh_shape must be a tuple"),
-    (4, TypeError, "mesh_shape must be a tuple"),
-    ((2, 2.0), TypeError, "whole numbers"),
-    ((2, True), TypeError, "whole numbers"),
-])
-def test_shapes_that_are_refused(shape: Any, error: type, message: str) -> None:
-    """With the rule and the offender."""
-    with pytest.raises(error, match=message):
-        init_device_mesh(shape, ("dp", "tp"))
-
-
-@pytest.mark.parametrize("ranks, error, message", [
-    ([0, 1, 2], ValueError, "one rank for each of the 4 places"),
-    ([[0, 1], [2, 3]], ValueError, "one rank for each of the 4 places"),
-    ([0, 1, 2, 2], ValueError, r"\(2,\) stands there more than once"),
-    ([0, 1, 2, -3], ValueError, "between 0"),
-    ([0.0, 1.0, 2.0, 3.0], TypeError, "whole numbers"),
-    (4, TypeError, "a list or tuple of ranks"),
-    ("0123", TypeError, "a list or tuple of ranks"),
-])
-def test_rank_lists_that_are_refused(ranks: Any, error: type, message: str) -> None:
-    """With the rule and the offender."""
-    with pytest.raises(error, match=message):
-        init_device_mesh((2, 2), ("dp", "tp"), rank_list=ranks)
-
-
-@pytest.mark.parametrize("ranks", [range(4, 8), (7, 5, 6, 4), np.array([4, 6, 5, 7])])
-def test_rank_lists_that_are_taken(ranks: Any) -> None:
-    """Any sequence of whole numbers."""
-    mesh = init_device_mesh((2, 2), ("dp", "tp"), rank_list=ranks)
-    assert mesh.rank_list == tuple(ranks)
-
-
-def test_a_mesh_larger_than_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused as soon as the world is known, also if it was described before."""
-    real = get_platform()
-    monkeypatch.setattr(device_mesh, "platform", real)
-    planned = init_device_mesh((2, 4), ("dp", "tp"))
-    assert planned.size() == 8
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert init_device_mesh((2, 2), ("dp", "tp")).get_coordinate() == (0, 1)
-    for make in (lambda: init_device_mesh((2, 4), ("dp", "tp")),
-                 lambda: DeviceMesh([0, 4], ("tp",))):
-        with pytest.raises(ValueError, match="ranks of the world, 0 to 3"):
-            make()
-
-
-@pytest.mark.parametrize("names, error, message", [
-    (("tp", "dp"), ValueError, "order of the mesh, each once"),
-    (("dp", "dp"), ValueError, "order of the mesh, each once"),
-    ((), ValueError, "at least one axis name"),
-    ("", ValueError, "at least one axis name"),
-    (("dp", ""), ValueError, "none that is empty"),
-    ("pp", KeyError, "no axis 'pp'"),
-    (("dp", "pp"), KeyError, "no axis 'pp'"),
-    (0, TypeError, "indexed by an axis name"),
-    (["dp"], TypeError, "indexed by an axis name"),
-    (("dp", 0), TypeError, "indexed by an axis name"),
-    (slice(None), TypeError, "indexed by an axis name"),
-])
-def test_slices_that_are_refused(names: Any, error: type, message: str) -> None:
-    """With the rule and the offender, and the mesh is as before."""
-    mesh = cube()
-    with pytest.raises(error, match=message):
-        mesh[names]
-    assert mesh.sub_mesh == ()
-
-
-def test_a_sub_mesh_knows_its_own_axes_only() -> None:
-    """The axes it left out are no names of it."""
-    with pytest.raises(KeyError, match="no axis 'tp'"):
-        cube()["dp", "cp"]["tp"]
-
-
-@pytest.mark.parametrize("axis, error", [
-    ("pp", ValueError), (3, ValueError), (-4, ValueError), (1.0, TypeError), (True, TypeError),
-])
-@pytest.mark.parametrize("method", [
-    "get_group", "get_local_rank", "size", "get_device_num_along_axis",
-    "get_rank_list_along_axis",
-])
-def test_axes_that_are_refused(method: str, axis: Any, error: type) -> None:
-    """By every method that takes one."""
-    with pytest.raises(error, match="axis"):
-        getattr(cube(), method)(axis)
 
 
 # ---- M14: when groups are made ----
@@ -505,71 +324,6 @@ def test_no_data_no_device() -> None:
         mesh = init_device_mesh((4, 2), ("dp", "tp"))
         assert mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert type(mesh["tp"].mesh) is torch.Tensor
-
-
-# ---- copies ----
-
-def test_copies_are_the_mesh_itself() -> None:
-    """Shallow, deep, and inside other objects."""
-    mesh = cube()
-    assert copy.copy(mesh) is mesh
-    assert copy.deepcopy(mesh) is mesh
-    assert copy.deepcopy({"mesh": [mesh["tp"]]})["mesh"][0] is mesh["tp"]
-
-
-def test_pickle_carries_the_layout(world: World) -> None:
-    """And no group; in the same process the cached root comes back."""
-    mesh = cube()
-    mesh["dp", "cp"].flatten("x")
-    mesh.get_group("tp")
-    for original in (mesh, mesh["tp"], mesh["x"], mesh["x", "tp"], mesh["dp", "tp"]):
-        data = pickle.dumps(original)
-        assert b"group" not in data
-        assert pickle.loads(data) is original
-    data = pickle.dumps(mesh["x", "tp"])
-    device_mesh._DEVICE_MESH_MAP.clear()
-    loaded = pickle.loads(data)
-    assert loaded == mesh["x", "tp"] and loaded is not mesh["x", "tp"]
-    assert loaded.root_mesh == mesh
-    assert loaded.root_mesh["x"].rank_list == (0, 2, 4, 6)
-    assert loaded["tp"] == mesh["tp"]
-    assert world.made == [[0, 1]]
-
-
-def test_pickle_from_another_rank(world: World) -> None:
-    """The ranks of a sub-mesh are those that were pickled, not those of the loader."""
-    world.rank = 7
-    foreign = pickle.dumps(cube()["dp", "cp"])
-    world.rank = 0
-    device_mesh._DEVICE_MESH_MAP.clear()
-    loaded = pickle.loads(foreign)
-    assert loaded.rank_list == (1, 3, 5, 7)
-    assert loaded.get_coordinate() is None
-    assert loaded["cp"].rank_list == (1, 3)
-    assert loaded.flatten("x").rank_list == (1, 3, 5, 7)
-    assert loaded.root_mesh["x"].rank_list == (0, 2, 4, 6)
-    assert loaded.root_mesh["dp", "cp"].rank_list == (0, 2, 4, 6)
-
-
-def test_pickle_meets_another_meaning_of_a_name() -> None:
-    """The loaded mesh keeps its own; neither root learns the other's."""
-    mesh = cube()
-    mesh["cp", "tp"].flatten("x")
-    data = pickle.dumps(mesh["x"])
-    device_mesh._DEVICE_MESH_MAP.clear()
-    here = cube()
-    here["dp", "cp"].flatten("x")
-    loaded = pickle.loads(data)
-    assert loaded.rank_list == (0, 1, 2, 3)
-    assert here["x"].rank_list == (0, 2, 4, 6)
-    assert cube() is here
-
-
-def test_pickle_is_of_the_present_life(runtime: Runtime) -> None:
-    """A mesh from before comes back as one that can be used now."""
-    data = pickle.dumps(DeviceMesh([0], ("tp",)))
-    runtime.lives = 1
-    assert pickle.loads(data).get_group() == "alone"
 
 
 # ---- many ranks ----
