@@ -432,7 +432,10 @@ def get_platform() -> Platform:
     """
     name = os.environ.get(_VARIABLE, "").strip().lower()
     if not name:
-        name = next((known for known in _ADAPTERS if importlib.util.find_spec(known)), "torch")
+        name = next((known for known in _ADAPTERS if importlib.util.find_spec(known)), "")
+        if not name:
+            raise RuntimeError(f"this library works on one of {', '.join(_ADAPTERS)}, but none "
+                               f"is installed: install one, for example torch")
     if name not in _ADAPTERS:
         raise ValueError(f"{_VARIABLE} must be one of {', '.join(_ADAPTERS)}, got {name!r}; "
                          f"correct the variable or unset it")
