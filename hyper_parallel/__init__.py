@@ -6,6 +6,8 @@ from hyper_parallel.core.placement_types import Partial, Replicate, Shard
 from hyper_parallel.core.shard import ops
 from hyper_parallel.core.shard._op_dispatch import dispatcher
 from hyper_parallel.core.shard._registry import register_rule
+from hyper_parallel.core.tensor_parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module)
 from hyper_parallel.platform import get_platform
 
 __all__ = [

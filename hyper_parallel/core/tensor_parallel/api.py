@@ -1,0 +1,203 @@
+"""``parallelize_module``: from a plan to a model that is spread over a mesh."""
+from __future__ import annotations
+
+import difflib
+from fnmatch import fnmatchcase
+from typing import Any, Mapping, NamedTuple, Optional, Union
+
+from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.dtensor.dtensor import DTensor, distribute_tensor
+from hyper_parallel.core.placement_types import Placement
+from hyper_parallel.core.tensor_parallel.style import ModulePlan, ParallelStyle
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
+
+Plan = Union[ParallelStyle, Mapping[str, ParallelStyle]]
+
+
+class _Job(NamedTuple):
+    """One module that a plan entry names."""
+
+    path: str
+    module: Any
+    plan: ModulePlan
+
+
+class _Place(NamedTuple):
+    """One place where a parameter is held; tied parameters have several."""
+
+    path: str
+    module: Any
+    name: str
+
+
+def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan] = None, *,
+                       parallelize_plan: Optional[Plan] = None,
+                       src_data_rank: Optional[int] = 0) -> Any:
+    """Spread a module's parameters over a mesh, and make its layers compute with them.
+
+    Everything is checked before anything is changed.  Make the optimizer afterwards: the
+    parameters are new objects, without the gradients and hooks of the old ones.  Parameters that
+    are shared within ``module`` stay shared.
+
+    Args:
+        module: the module; it is changed and returned.
+        device_mesh: mesh of one axis, such as ``mesh["tp"]``.
+        plan: a style for ``module`` itself, or styles by path.  A path is written as in
+            ``named_modules``; each of its components may have the wildcards of ``fnmatch``, so
+            ``"layers.*.fc1"`` names a layer in each block.  ``""`` is ``module`` itself.
+        parallelize_plan: PyTorch's name of ``plan``.
+        src_data_rank: rank along the axis whose parameters count; None takes every rank's own
+            ones and sends nothing.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        TypeError: an argument of a wrong type, or a style for a module that it does not know.
+        ValueError: a mesh of several axes or without this rank, a path that names nothing, two
+            entries for one module, or a shared parameter that would be spread in two ways.
+        RuntimeError: a module that is parallelized already.
+    """
+    plan = _the_plan(plan, parallelize_plan)
+    if not isinstance(module, platform.Module):
+        raise TypeError(f"parallelize_module takes a module, but got a {type(module).__name__}.")
+    _check_mesh(device_mesh, src_data_rank)
+    modules = list(platform.named_modules(module))
+    jobs = _jobs(modules, plan, device_mesh)
+    _check_shared(jobs)
+    if device_mesh.size() > 1:
+        device_mesh.get_group()  # where a rank does not come, it is told before any change
+    _spread_parameters(jobs, _places(modules), device_mesh, src_data_rank)
+    for job in jobs:
+        platform.wrap_forward(job.module, job.plan.before, job.plan.after)
+    return module
+
+
+def _the_plan(plan: Optional[Plan], parallelize_plan: Optional[Plan]) -> Mapping[str, Any]:
+    """The plan as styles by path."""
+    if (plan is None) == (parallelize_plan is None):
+        raise TypeError("parallelize_module needs one plan, as plan or under PyTorch's name "
+                        f"parallelize_plan, but got {plan!r} and {parallelize_plan!r}.")
+    plan = parallelize_plan if plan is None else plan
+    if not isinstance(plan, Mapping):
+        plan = {"": plan}
+    for entry, style in plan.items():
+        if not isinstance(entry, str):
+            raise TypeError(f"a plan names modules by path, but has the key {entry!r}.")
+        if not isinstance(style, ParallelStyle):
+            call = f"; write {style.__name__}()" if isinstance(style, type) else ""
+            raise TypeError("a plan holds styles of hyper_parallel, such as ColwiseParallel(), but "
+                            f"for {entry!r} it has {style!r}{call}.")
+    return plan
+
+
+def _check_mesh(mesh: DeviceMesh, source: Optional[int]) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError("parallelize_module needs a DeviceMesh of hyper_parallel, but got "
+                        f"{mesh!r} ({type(mesh).__name__}); make one with init_device_mesh.")
+    if mesh.ndim != 1:
+        raise ValueError(f"a style spreads a module over one axis, but the mesh has the axes "
+                         f"{mesh.alias_name}; pass one, as in mesh[{mesh.alias_name[-1]!r}].")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"rank {mesh.rank} is not in {mesh!r} and so has no part in the model; "
+                         "guard the call with `if mesh.get_coordinate() is not None`.")
+    if source is not None and not 0 <= source < mesh.size():
+        raise ValueError(f"src_data_rank is a rank along the axis {mesh.alias_name[0]!r}, 0 to "
+                         f"{mesh.size() - 1}, or None, but got {source!r}.")
+
+
+def _jobs(modules: list[tuple[str, Any]], plan: Mapping[str, ParallelStyle], mesh: DeviceMesh
+          ) -> list[_Job]:
+    """What to do to each module that the plan names, in the order of the modules.
+
+    That order is the same on every rank, while a plan may have been written in any.
+    """
+    entry_of: dict[int, str] = {}
+    for entry in plan:
+        matches = [(path, module) for path, module in modules if _names(entry, path)]
+        if not matches:
+            raise ValueError(f"no module has the path {entry!r}{_near(entry, modules)}.")
+        for path, module in matches:
+            other = entry_of.setdefault(id(module), entry)
+            if other != entry:
+                raise ValueError(f"two entries of the plan, {other!r} and {entry!r}, name the same "
+                                 f"module {path!r}; take one of them out.")
+    jobs = []
+    for path, module in modules:
+        entry = entry_of.pop(id(module), None)
+        if entry is not None:
+            job = _Job(path, module, plan[entry].plan_module(path, module, mesh))
+            _check_fresh(job)
+            jobs.append(job)
+    return jobs
+
+
+def _names(entry: str, path: str) -> bool:
+    """Whether a plan entry names a path; a wildcard stays within its component."""
+    patterns, names = entry.split("."), path.split(".")
+    return len(patterns) == len(names) and all(map(fnmatchcase, names, patterns))
+
+
+def _near(entry: str, modules: list[tuple[str, Any]]) -> str:
+    paths = [path for path, _ in modules if path]
+    near = difflib.get_close_matches(entry, paths)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    if not paths:
+        return "; the module has no children, and is itself named ''"
+    more = ", ..." if len(paths) > 8 else ""
+    return f"; the paths are {', '.join(map(repr, paths[:8]))}{more}"
+
+
+def _parameters(job: _Job) -> list[tuple[str, Any, Placement]]:
+    """Name, present value and placement of each parameter that a job spreads."""
+    own = platform.own_parameters(job.module)
+    return [(name, own[name], placement) for name, placement in job.plan.parameters.items()]
+
+
+def _check_fresh(job: _Job) -> None:
+    for name, parameter, _ in _parameters(job):
+        if isinstance(parameter, DTensor):
+            raise RuntimeError(
+                f"{job.path!r} is parallelized already: its {name} is spread as "
+                f"{parameter.layout!r}; name each module, and all that share a parameter with it, "
+                "in one plan.")
+
+
+def _places(modules: list[tuple[str, Any]]) -> dict[int, list[_Place]]:
+    """Where each parameter is held, by its id."""
+    places: dict[int, list[_Place]] = {}
+    seen: set[int] = set()
+    for path, module in modules:
+        if id(module) not in seen:
+            seen.add(id(module))
+            for name, parameter in platform.own_parameters(module).items():
+                places.setdefault(id(parameter), []).append(_Place(path, module, name))
+    return places
+
+
+def _check_shared(jobs: list[_Job]) -> None:
+    """A shared parameter must be wanted in one way by all of its modules that have a style."""
+    wanted: dict[int, tuple[str, Placement]] = {}
+    for job in jobs:
+        for name, parameter, placement in _parameters(job):
+            path = f"{job.path}.{name}"
+            other, before = wanted.setdefault(id(parameter), (path, placement))
+            if before != placement:
+                raise ValueError(
+                    f"{other!r} and {path!r} are one shared parameter, but the plan wants "
+                    f"{before!r} for the one and {placement!r} for the other; give both modules "
+                    "styles that agree, or untie them.")
+
+
+def _spread_parameters(jobs: list[_Job], places: Mapping[int, list[_Place]], mesh: DeviceMesh,
+                       source: Optional[int]) -> None:
+    """Replace each parameter wherever it is held, one at a time, so that memory stays low."""
+    for job in jobs:
+        for _, parameter, placement in _parameters(job):
+            if not isinstance(parameter, DTensor):  # else it came with another module
+                spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=source)
+                for place in places[id(parameter)]:
+                    spread = platform.replace_parameter(place.module, place.name, spread)

@@ -1,0 +1,158 @@
+"""Parallel styles: how one module is spread over the ranks of a mesh axis."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Mapping, NamedTuple, Optional
+
+from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.placement_types import Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel._boundary import EnterModule, LeaveModule
+from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.module_adapter import AfterForward, BeforeForward
+
+platform = get_platform()
+
+
+class ModulePlan(NamedTuple):
+    """What a style does to one module.
+
+    Attributes:
+        parameters: placement of each of the module's own parameters, by name.
+        before: what happens to the arguments of its forward, or None.
+        after: what happens to the result, or None.
+    """
+
+    parameters: Mapping[str, Placement]
+    before: Optional[BeforeForward]
+    after: Optional[AfterForward]
+
+
+class ParallelStyle(ABC):
+    """How a module is spread; ``parallelize_module`` asks it and then does all the changes."""
+
+    @abstractmethod
+    def plan_module(self, path: str, module: Any, device_mesh: DeviceMesh) -> ModulePlan:
+        """Say what to do to a module; nothing may be changed here.
+
+        Args:
+            path: the module's path, for messages.
+            module: the module.
+            device_mesh: mesh of one axis.
+
+        Raises:
+            TypeError: the style does not know such a module.
+        """
+
+
+class _Split(NamedTuple):
+    """How a kind of layer is split: its parameters, and the input that fits to them."""
+
+    parameters: Mapping[str, Placement]
+    input: Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LayerStyle(ParallelStyle):
+    """What the two styles for single layers share; they differ in their tables."""
+
+    input_layouts: Optional[Placement] = None
+    output_layouts: Optional[Placement] = None
+    use_local_output: Optional[bool] = None
+
+    _splits: ClassVar[Mapping[str, _Split]]
+    _default_output: ClassVar[Placement]
+
+    def __post_init__(self) -> None:
+        style = type(self).__name__
+        for name in ("input_layouts", "output_layouts"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Placement):
+                raise TypeError(f"{name} of {style} is one placement of hyper_parallel, such as "
+                                f"Shard(1), or None for the default, but got {value!r} "
+                                f"({type(value).__module__}.{type(value).__name__}).")
+        if self.use_local_output not in (None, True, False):
+            raise TypeError(f"use_local_output of {style} is True, False or None, but got "
+                            f"{self.use_local_output!r}.")
+
+    def plan_module(self, path: str, module: Any, device_mesh: DeviceMesh) -> ModulePlan:
+        """See :meth:`ParallelStyle.plan_module`.
+
+        Raises:
+            TypeError: the module is no Linear and no Embedding, or one whose parameters are not
+                the usual ones.
+        """
+        style = type(self).__name__
+        who = f"{style} module {path!r}"
+        kind = platform.layer_kind(module)
+        if kind is None:
+            raise TypeError(f"{style} knows Linear and Embedding layers, but {path!r} is a "
+                            f"{type(module).__name__}; take a path that names such layers only.")
+        split = self._splits[kind]
+        parameters = platform.own_parameters(module)
+        if "weight" not in parameters or not split.parameters.keys() >= parameters.keys():
+            raise TypeError(
+                f"{style} splits the parameters {', '.join(split.parameters)} of a {kind} layer, "
+                f"but {path!r}, a {type(module).__name__}, has {', '.join(parameters) or 'none'} "
+                "of its own; write a ParallelStyle for it, or remove its parametrization first.")
+        features = parameters["weight"].shape[1] if kind == "linear" else None
+        output = self.output_layouts or self._default_output
+        to_plain = self.use_local_output
+        if to_plain is None:
+            # A plain tensor means Replicate, so anything else has to stay a DTensor.
+            to_plain = output == Replicate()
+        return ModulePlan(
+            {name: split.parameters[name] for name in parameters},
+            EnterModule(who, device_mesh, self.input_layouts or split.input, split.input,
+                        features),
+            LeaveModule(who, device_mesh, output, to_plain))
+
+
+class ColwiseParallel(_LayerStyle):
+    """Splits the output features of a Linear, or the columns of an Embedding.
+
+    A Linear's weight and bias are ``Shard(0)``, an Embedding's weight is ``Shard(1)``.  The
+    forward communicates only where the input has to be gathered.
+
+    Args:
+        input_layouts: how a plain input lies, by default ``Replicate()``.  A DTensor says so
+            itself.  Parts along a dim other than the last one are taken to be even.
+        output_layouts: how the result shall lie, by default ``Shard(-1)``.
+        use_local_output: True gives the caller this rank's part as a plain tensor, False a
+            DTensor.  None gives a plain tensor where the result is ``Replicate()``, for that is
+            what a plain tensor means, and a DTensor otherwise.
+
+    Raises:
+        TypeError: an argument of another type.
+    """
+
+    _splits = {
+        "linear": _Split({"weight": Shard(0), "bias": Shard(0)}, Replicate()),
+        "embedding": _Split({"weight": Shard(1)}, Replicate()),
+    }
+    _default_output = Shard(-1)
+
+
+class RowwiseParallel(_LayerStyle):
+    """Splits the input features of a Linear, or the rows of an Embedding.
+
+    A Linear's weight is ``Shard(1)`` and its bias ``Replicate()``, an Embedding's weight is
+    ``Shard(0)``.  Every rank computes a summand of the result, so the forward ends with one
+    all-reduce, or one reduce-scatter where the output is to be split.
+
+    Args:
+        input_layouts: how a plain input lies, by default ``Shard(-1)`` for a Linear and
+            ``Replicate()`` for an Embedding.  A DTensor says so itself.  Parts along a dim
+            other than the last one are taken to be even.
+        output_layouts: how the result shall lie, by default ``Replicate()``.
+        use_local_output: as in :class:`ColwiseParallel`.
+
+    Raises:
+        TypeError: an argument of another type.
+    """
+
+    _splits = {
+        "linear": _Split({"weight": Shard(1), "bias": Replicate()}, Shard(-1)),
+        "embedding": _Split({"weight": Shard(0)}, Replicate()),
+    }
+    _default_output = Replicate()
