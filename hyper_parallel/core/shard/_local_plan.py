@@ -84,7 +84,7 @@ class LocalPlan(Plan):
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         if not self._checked:
             return self._first_run(func, args, kwargs)
-        plain = [argumentargument_at(args, kwargs, path) for path in self._plain_paths] \
+        plain = [argument_at(args, kwargs, path) for path in self._plain_paths] \
             if self._plain_paths else ()
         views = ()
         if self._moves:
