@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+HOST = "localhost"
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -78,13 +79,14 @@ def _child(connection: Connection, rank: int, log: Path, file: Path, timeout: in
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # As for each restart under torchrun, the store is a new one: no key of an earlier crew is in
     # it. It lives as long as the object.
-    store = None
+    server = None
     if rank == 0:
-        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    connection.send((os.getpid(), store.port if store else None))
-    os.environ["MASTER_PORT"] = str(connection.recv())
+        server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    connection.send((os.getpid(), server.port if server else None))
+    port = connection.recv()
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
     names: dict[str, Any] = {}
-    connection.send((*_call(lambda: names.update(_prepare(file, timeout))), True))
+    connection.send((*_call(lambda: names.update(_prepare(file, port, timeout))), True))
     world = dist.group.WORLD
     while True:
         try:
@@ -96,11 +98,15 @@ def _child(connection: Connection, rank: int, log: Path, file: Path, timeout: in
         connection.send((outcome, text, clean))
 
 
-def _prepare(file: Path, timeout: int) -> dict[str, Any]:
+def _prepare(file: Path, port: int, timeout: int) -> dict[str, Any]:
     """Makes the default group and imports a worker file by its path; the names it defines."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Under a prefix, so that a case which makes its own default group finds an unused store.
+    store = dist.PrefixStore("launcher", dist.TCPStore(HOST, port, size, timeout=limit))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
