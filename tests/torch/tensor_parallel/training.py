@@ -1,0 +1,158 @@
+"""A parallel model and its dense twin, trained side by side on every rank.
+
+All values are float64 and come from one seed, so each rank knows the dense result and compares
+what it holds itself.  What is left is the order of the sums: 1e-12 of the largest value.
+"""
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hyper_parallel import DeviceMesh, DTensor, get_platform, init_device_mesh, parallelize_module
+from hyper_parallel.core.dtensor.debug._collective_tracer import COLLECTIVE_METHODS
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False),
+    "sgd foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+    "adamw foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+    "adamw fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+}
+
+
+def meshes() -> list[DeviceMesh]:
+    """Four ranks in a row, and two rows of two of which only the inner axis is used."""
+    return [make_mesh(), init_device_mesh((2, 2), ("dp", "tp"))["tp"]]
+
+
+def make_mesh() -> DeviceMesh:
+    """Four ranks in a row."""
+    return init_device_mesh((4,), ("tp",))
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A module in float64, with values that depend on the seed alone."""
+    torch.manual_seed(seed)
+    return make().double()
+
+
+def random(*shape: int, seed: int = 1) -> torch.Tensor:
+    """Values that are the same on each rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def assert_near(got: torch.Tensor | None, wanted: torch.Tensor | None, what: str) -> None:
+    """Equal but for the order of sums: a plain tensor is the whole one, a DTensor this rank's part.
+
+    Only a sum that is still to be made is sent for, so the comparison is quick.
+    """
+    assert (got is None) == (wanted is None), f"{what}: {got} instead of {wanted}"
+    if wanted is None:
+        return
+    wanted = wanted.detach()
+    if isinstance(got, DTensor):
+        assert got.shape == wanted.shape, what
+        if any(placement.is_partial() for placement in got.placements):
+            got = got.full_tensor()
+        else:
+            bounds = got.layout.local_bounds(wanted.shape)
+            wanted = wanted[tuple(slice(start, start + length) for start, length in bounds)]
+            got = got.to_local()
+    torch.testing.assert_close(got.detach(), wanted, rtol=1e-12, atol=1e-12,
+                               msg=lambda text: f"{what}: {text}")
+
+
+def assert_alike(model: nn.Module, dense: nn.Module, when: str) -> None:
+    """All parameters and all gradients agree, and lie alike.
+
+    The names are compared too, shared parameters counting once.
+    """
+    parameters, expected = dict(model.named_parameters()), dict(dense.named_parameters())
+    assert list(parameters) == list(expected)
+    for name, parameter in parameters.items():
+        assert_near(parameter, expected[name], f"{name} {when}")
+        assert_near(parameter.grad, expected[name].grad, f"gradient of {name} {when}")
+        if isinstance(parameter, DTensor) and parameter.grad is not None:
+            assert parameter.grad.placements == parameter.placements, name
+
+
+def parallel_twins(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh
+                   ) -> tuple[nn.Module, nn.Module]:
+    """The parallel module and its dense twin."""
+    dense = seeded(make)
+    return parallelize_module(copy.deepcopy(dense), mesh, plan), dense
+
+
+def train(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, inputs: list[Any],
+          optimizer: str = "sgd", steps: int = 2,
+          clip: dict[str, Any] | None = None) -> tuple[nn.Module, nn.Module]:
+    """Train both twins and compare all along; returns the parallel and the dense one.
+
+    Args:
+        make: makes the module.
+        plan: for ``parallelize_module``.
+        mesh: mesh of one axis.
+        inputs: arguments of each forward; copies of floating ones take part in the comparison.
+        optimizer: a key of ``OPTIMIZERS``.
+        steps: number of steps.
+        clip: arguments of ``clip_grad_norm_``, if the gradients are to be clipped.
+    """
+    model, dense = parallel_twins(make, plan, mesh)
+    assert_alike(model, dense, "at first")
+    twins = (model, dense)
+    optimizers = [OPTIMIZERS[optimizer](twin.parameters()) for twin in twins]
+    for step in range(steps):
+        results = []
+        for twin, stepper in zip(twins, optimizers):
+            stepper.zero_grad()
+            leaves = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs]
+            output = twin(*leaves)
+            loss = (output * output).sum() + output.sum()
+            loss.backward()
+            results.append((output, loss, leaves))
+        when = f"in step {step} with {optimizer} on {mesh}"
+        (output, loss, leaves), (expected, dense_loss, dense_leaves) = results
+        assert_near(output, expected, f"output {when}")
+        assert_near(loss, dense_loss, f"loss {when}")
+        for leaf, dense_leaf in zip(leaves, dense_leaves):
+            assert_near(leaf.grad, dense_leaf.grad, f"gradient of the input {when}")
+        assert_alike(model, dense, when)
+        if clip is not None:
+            norms = [nn.utils.clip_grad_norm_(twin.parameters(), **clip) for twin in twins]
+            assert_near(norms[0], norms[1], f"norm {when}")
+            assert norms[1] > clip["max_norm"]
+            assert_alike(model, dense, f"clipped {when}")
+        for stepper in optimizers:
+            stepper.step()
+        assert_alike(model, dense, f"after the optimizer {when}")
+    return model, dense
+
+
+@contextmanager
+def collectives() -> Iterator[Counter]:
+    """Counts the collectives that are asked for: calls by ``name``, bytes given by ``(name,)``."""
+    cls = type(get_platform())
+    originals = {name: cls.__dict__[name] for name in COLLECTIVE_METHODS}
+    counts: Counter = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(data: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            counts[(name,)] += data.numel() * data.element_size()
+            return originals[name].__func__(data, *args, **kwargs)
+
+        return call
+
+    for name in originals:
+        setattr(cls, name, staticmethod(counted(name)))
+    try:
+        yield counts
+    finally:
+        for name, original in originals.items():
+            setattr(cls, name, original)
+
