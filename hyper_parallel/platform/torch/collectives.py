@@ -29,6 +29,7 @@ _BOOL_REDUCTIONS = {**_REDUCTIONS, "sum": dist.ReduceOp.MAX, "product": dist.Red
 _MOVABLE = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128})
+_REDUCED_AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32,
           torch.uint32: torch.int64, torch.complex32: torch.complex64}
 
@@ -67,7 +68,9 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def _reduced(total: Tensor, op: str, size: int, dtype: torch.dtype) -> Tensor:
-    return (total.div_(size) if op == "avg" else total).to(dtype)
+    if op == "avg":
+        total = total.div_(size)
+    return total if total.dtype is dtype else total.to(dtype)
 
 
 def _reduce_op(op: str, dtype: torch.dtype) -> Any:
@@ -79,8 +82,11 @@ def all_reduce(data: Tensor, op: str, group: dist.ProcessGroup, size: int) -> Te
     dtype = data.dtype
     if op == "product" and dtype.is_complex:  # backends multiply real numbers only
         return _all_gather(data, group, size).prod(dim=0)
-    total = _packed(data.to(_computed_in(dtype), memory_format=torch.contiguous_format,
-                            copy=True))
+    if dtype in _REDUCED_AS_THEY_ARE:  # the common case, which is worth its own short way
+        total = data.clone(memory_format=torch.contiguous_format)
+    else:
+        total = _packed(data.to(_computed_in(dtype), memory_format=torch.contiguous_format,
+                                copy=True))
     dist.all_reduce(total, _reduce_op(op, dtype), group)
     return _reduced(total, op, size, dtype)
 
@@ -149,21 +155,21 @@ def all_to_all_async(data: Tensor, input_splits: Optional[Sequence[int]],
 
 
 def broadcast(tensor: Tensor, source: int, group: dist.ProcessGroup) -> None:
-    """Overwrite ``tensor`` with that of the global rank ``source``."""
+    """Overwrite ``tensor`` with that of the position ``source`` in the group."""
     with torch.no_grad():
         packed = _packed(tensor)
-        dist.broadcast(_wire(packed), source, group)
+        dist.broadcast(_wire(packed), group=group, group_src=source)
         if packed is not tensor:
             tensor.copy_(packed)
 
 
 def scatter(output: Tensor, pieces: Optional[Sequence[Tensor]], source: int,
             group: dist.ProcessGroup) -> None:
-    """Fill ``output`` with the own piece of those that the global rank ``source`` holds."""
+    """Fill ``output`` with the own piece of those that the position ``source`` holds."""
     with torch.no_grad():
         packed = _packed(output)
         sent = None if pieces is None else [_wire(_packed(piece)) for piece in pieces]
-        dist.scatter(_wire(packed), sent, source, group)
+        dist.scatter(_wire(packed), sent, group=group, group_src=source)
         if packed is not output:
             output.copy_(packed)
 
@@ -192,10 +198,15 @@ class _WithGradient(torch.autograd.Function):
         return None, None, ctx.gradient(grad)
 
 
+# The apply of the C base class: that of Function looks for what this node does not have, such as
+# default arguments and functorch's transforms, and takes longer than all the rest.
+_new_node = super(torch.autograd.Function, _WithGradient).apply
+
+
 def apply_with_gradient(forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor],
                         tensor: Tensor) -> Tensor:
     """``forward(tensor)`` as one node; see ``Platform.apply_with_gradient``."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _WithGradient.apply(forward, backward, tensor)
+        return _new_node(forward, backward, tensor)
     value = forward(tensor)
     return alias(tensor) if value is tensor else value

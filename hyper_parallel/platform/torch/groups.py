@@ -190,7 +190,7 @@ def self_group() -> Group:
         if _solo not in world.pg_group_ranks:
             backend, store = world.pg_map[dist.group.WORLD]
             _internal("_register_pg_in_world")(
-                _solo, backend_name=backend, store=store, group_name="hyper_parallel_self",
+                _solo, backend_name=backend, store=store, group_name=_solo.group_name,
                 backend_config=world.pg_backend_config[dist.group.WORLD],
                 rank_mapping={dist.get_rank(): 0})
     return _solo

@@ -56,6 +56,13 @@ def _check_splits(tensor: Tensor, input_splits: _Splits, output_splits: _Splits,
                          f"{list(input_splits)}")
 
 
+def _check_source(src_index: int, group: Group) -> None:
+    size = groups.get_group_size(group)
+    if not 0 <= src_index < size:
+        raise ValueError(f"src_index is a position in the group, 0 to {size - 1}, got "
+                         f"{src_index}")
+
+
 def _varying(tensor: Tensor, group: Group) -> Tensor:
     """``tensor``, equal on all ranks, for a use whose result differs between them."""
     return collectives.apply_with_gradient(
@@ -319,13 +326,14 @@ class TorchPlatform(Platform):
 
     @staticmethod
     def broadcast(tensor: Tensor, src_index: int, group: Group) -> Tensor:
-        collectives.broadcast(tensor, _source(src_index, group), group)
+        _check_source(src_index, group)
+        collectives.broadcast(tensor, src_index, group)
         return tensor
 
     @staticmethod
     def scatter(output: Tensor, pieces: Optional[Sequence[Tensor]], src_index: int,
                 group: Group) -> Tensor:
-        source = _source(src_index, group)
+        _check_source(src_index, group)
         if groups.get_group_rank(group) != src_index:
             pieces = None
         elif pieces is None or len(pieces) != groups.get_group_size(group) or \
@@ -334,7 +342,7 @@ class TorchPlatform(Platform):
             raise ValueError(f"the source scatters one piece of shape {list(output.shape)} and "
                              f"dtype {output.dtype} to each of the "
                              f"{groups.get_group_size(group)} ranks; got {pieces!r}")
-        collectives.scatter(output, pieces, source, group)
+        collectives.scatter(output, pieces, src_index, group)
         return output
 
     # ---- tensors ----
@@ -359,12 +367,3 @@ class TorchPlatform(Platform):
     @staticmethod
     def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros_like(tensor)
-
-
-def _source(src_index: int, group: Group) -> int:
-    """Global rank of the position ``src_index``."""
-    ranks = groups.get_group_ranks(group)
-    if not 0 <= src_index < len(ranks):
-        raise ValueError(f"src_index is a position in the group, 0 to {len(ranks) - 1}, got "
-                         f"{src_index}")
-    return ranks[src_index]

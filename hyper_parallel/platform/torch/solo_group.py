@@ -55,6 +55,8 @@ class SoloGroup(dist.ProcessGroup):
     root, timeout) make no difference to a single process. Tensors of any device are taken.
     """
 
+    group_name = "hyper_parallel_self"  # torch registers groups by name
+
     def __init__(self) -> None:
         super().__init__(0, 1)
 
