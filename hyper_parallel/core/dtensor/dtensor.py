@@ -1,6 +1,7 @@
 """DTensor: a tensor spread over a mesh."""
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
@@ -67,23 +68,17 @@ class DTensor(platform.DTensorBase):
         if isinstance(local_tensor, DTensor) or not isinstance(local_tensor, platform.Tensor):
             raise TypeError("from_local takes this rank's plain tensor, but got a "
                             f"{type(local_tensor).__name__}.")
-        layout = _layout(device_mesh, placements, len(local_tensor.shape))
-        if shape is None:
-            shape = _even_global_shape(local_tensor.shape, layout)
-        spec = TensorSpec(layout, shape)
-        if spec.local_shape != tuple(local_tensor.shape):
-            raise ValueError(
-                f"under {layout!r} rank {platform.get_rank()} holds a part of shape "
-                f"{tuple(spec.local_shape)} of a tensor of shape {tuple(spec.shape)}, but the local "
-                f"tensor has the shape {tuple(local_tensor.shape)}; pass the right shape=, or lay "
-                "the pieces out as torch.chunk does.")
+        if placements is None:
+            placements = (Replicate(),) * device_mesh.ndim
+        spec = _spec_of_local(device_mesh, _hashable(placements), tuple(local_tensor.shape),
+                              None if shape is None else tuple(shape))
         local = platform.undress(local_tensor)
         if run_check:
-            _overwrite_replicas(local, layout)
+            _overwrite_replicas(local, spec.layout)
         if grad_placements is not None:
             # The node's gradient arrives in the dual layout and leaves as the caller wants it.
             wanted = _layout(device_mesh, grad_placements, len(shape))
-            local = _with_gradient_as(local, layout.dual, wanted, spec.shape)
+            local = _with_gradient_as(local, spec.layout.dual, wanted, spec.shape)
         return platform.dress(local, DTensor, spec)
 
     def to_local(self, *, grad_placements: Optional[Placements] = None) -> Any:
@@ -127,12 +122,17 @@ class DTensor(platform.DTensorBase):
         if placements is None:
             raise ValueError("redistribute needs placements, one for each of the axes "
                              f"{self.device_mesh.alias_name}; the tensor has {self.placements}.")
-        target = Layout(self.device_mesh, placements, shard_order).for_ndim(len(self.shape))
-        if target is self.layout:
-            return platform.dress(platform.undress(self), DTensor, self._spec)
-        local = redistribute(self, self._spec, target, tensor=self)
-        result = platform.dress(local, DTensor, TensorSpec(target, self.shape))
-        if platform.needs_gradient(local):
+        spec = self._spec
+        if shard_order is None:
+            target = _redistributed_spec(spec, _hashable(placements))
+        else:
+            target = TensorSpec(Layout(self.device_mesh, placements, shard_order), spec.shape)
+        if target is spec:
+            return platform.dress(platform.undress(self), DTensor, spec)
+        move = plan_move(spec, target.layout, target.layout.dual)
+        result = platform.dress(move(self), DTensor, target)
+        if move.gathers and platform.needs_gradient(result):
+            # A use of the result that varies reduces and scatters its gradient straight to here.
             result._gathered_from = self
         return result
 
@@ -233,6 +233,31 @@ def _only_shards(layout: Layout) -> Layout:
         return layout.replaced(dict.fromkeys(range(len(layout.placements)), Replicate()))
     return layout.replaced({axis: Replicate() for axis, placement in enumerate(layout.placements)
                             if isinstance(placement, Partial)})
+
+
+def _hashable(placements: Any) -> Any:
+    """A list of placements as a tuple; anything else is left for Layout to refuse."""
+    return tuple(placements) if isinstance(placements, list) else placements
+
+
+@lru_cache(maxsize=4096)
+def _redistributed_spec(spec: TensorSpec, placements: Placements) -> TensorSpec:
+    return TensorSpec(Layout(spec.layout.device_mesh, placements), spec.shape)
+
+
+@lru_cache(maxsize=4096)
+def _spec_of_local(mesh: DeviceMesh, placements: Placements, local_shape: tuple[int, ...],
+                   shape: Optional[tuple[int, ...]]) -> TensorSpec:
+    """The spec of a tensor of which this rank holds a part of ``local_shape``."""
+    layout = _layout(mesh, placements, len(local_shape))
+    spec = TensorSpec(layout, _even_global_shape(local_shape, layout) if shape is None else shape)
+    if spec.local_shape != local_shape:
+        raise ValueError(
+            f"under {layout!r} rank {platform.get_rank()} holds a part of shape "
+            f"{tuple(spec.local_shape)} of a tensor of shape {tuple(spec.shape)}, but the local "
+            f"tensor has the shape {local_shape}; pass the right shape=, or lay the pieces out as "
+            "torch.chunk does.")
+    return spec
 
 
 def _layout(mesh: DeviceMesh, placements: Optional[Placements], ndim: int) -> Layout:

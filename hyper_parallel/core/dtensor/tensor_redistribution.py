@@ -61,9 +61,11 @@ class Move:
         target: layout after.
         gradient: layout in which the local gradient of the result arrives.
         steps: the plan; empty when only the gradient moves.
+        all_steps: the plan with the reductions that run under autograd of their own.
+        gathers: some step joins shards.
     """
 
-    __slots__ = ("source", "target", "gradient", "steps", "_reduce_first", "_run_steps",
+    __slots__ = ("source", "target", "gradient", "steps", "all_steps", "gathers", "_reduce_first", "_run_steps",
                  "_backward", "_scale")
 
     def __init__(self, source: TensorSpec, target: Layout, gradient: Layout) -> None:
@@ -72,14 +74,11 @@ class Move:
         self.gradient = gradient
         layout, self._reduce_first = _reduce_nonlinear(source.layout, target)
         self.steps = plan_redistribution(layout, target)
+        self.all_steps = (*self._reduce_first, *self.steps)
+        self.gathers = any(isinstance(step, AllGather) for step in self.steps)
         self._run_steps = tuple(_COMPILE[type(step)](step, source.shape) for step in self.steps)
         self._backward: Optional[Move] = None
         self._scale = _average_scale(layout, target)
-
-    @property
-    def all_steps(self) -> tuple[Step, ...]:
-        """The plan with the reductions that run under autograd of their own."""
-        return (*self._reduce_first, *self.steps)
 
     def __call__(self, local: Any, tensor: Any = None) -> Any:
         """Move ``local``; ``tensor`` is what the observer is shown as the thing that moves."""
@@ -132,12 +131,14 @@ class Move:
         return local
 
     def _move_gradient(self, grad: Any, origin: object) -> Any:
-        return platform.run_undressed(self._move_back, (grad, origin), {})
+        back = self._backward or self.backward()
+        if back.all_steps:
+            return platform.run_undressed(self._move_back, (back, grad, origin), {})
+        return grad if self._scale == 1 else grad * self._scale
 
-    def _move_back(self, grad: Any, origin: object) -> Any:
-        back = self.backward()
+    def _move_back(self, back: "Move", grad: Any, origin: object) -> Any:
         observer = _redistribute_observer
-        if observer is None or not back.all_steps:
+        if observer is None:
             grad = back._apply(grad, origin)
         else:
             token = observer.begin_backward(

@@ -16,6 +16,9 @@ _Tensor = platform.Tensor
 _dress = platform.dress
 _undress = platform.undress
 _run_undressed = platform.run_undressed
+_needs_gradient = platform.needs_gradient
+_value_version = platform.value_version
+_NOTHING: Mapping[str, Any] = {}
 
 
 class OperandMove(NamedTuple):
@@ -131,20 +134,28 @@ class LocalPlan(Plan):
 
     def _move_operands(self, args: tuple, kwargs: Mapping[str, Any]
                        ) -> tuple[Sequence[Any], Mapping[str, Any], Sequence[Any]]:
+        """The arguments with operands in place, and the views that the graph has to keep."""
         args = list(args)
-        kwargs = dict(kwargs)
-        views = []
+        kept: list[Any] = []
         for path, move, shared in self._moves:
-            tensor = argument_at(args, kwargs, path)
-            moved = tensor
-            if move is not None:
-                moved = _shared_view(tensor, move) if shared else move(tensor)
-                if shared and moved is not tensor:
-                    views.append(moved)
+            position = path[0]
+            top = len(path) == 1 and type(position) is int
+            tensor = args[position] if top else argument_at(args, kwargs, path)
+            if move is None:
+                moved = tensor
+            elif shared:
+                moved = _run_undressed(_shared_view, (tensor, move, kept), _NOTHING)
+            else:
+                moved = move(tensor)
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
-            _put(args, kwargs, path, moved)
-        return args, kwargs, views
+            if top:
+                args[position] = moved
+            elif type(position) is int:
+                args[position] = _replaced(args[position], path[1:], moved)
+            else:
+                kwargs = {**kwargs, position: _replaced(kwargs[position], path[1:], moved)}
+        return args, kwargs, kept
 
     def _dress_several(self, result: Any, plain: Sequence[Any]) -> Any:
         if not isinstance(result, (tuple, list)):
@@ -224,11 +235,6 @@ def argument_at(args: Sequence[Any], kwargs: Mapping[str, Any], path: tuple) -> 
     return value
 
 
-def _put(args: list, kwargs: dict, path: tuple, value: Any) -> None:
-    container: Any = kwargs if isinstance(path[0], str) else args
-    container[path[0]] = _replaced(container[path[0]], path[1:], value)
-
-
 def _replaced(value: Any, path: tuple, new: Any) -> Any:
     """``value`` with the entry at ``path`` replaced; the caller's own sequence stays as it is."""
     if not path:
@@ -238,27 +244,30 @@ def _replaced(value: Any, path: tuple, new: Any) -> Any:
     return tuple(entries) if isinstance(value, tuple) else entries
 
 
-def _shared_view(tensor: Any, move: Move) -> Any:
+def _shared_view(tensor: Any, move: Move, kept: list[Any]) -> Any:
     """The view of a replicated tensor through which gradients that vary are summed.
 
     There is one for all uses, so that the contributions add up before a single all-reduce.
+    Runs undressed.  A leaf's view is put into ``kept``: a leaf's gradient accumulator holds the
+    leaf, so holding the view there would make a cycle that the garbage collector cannot see.
+    The graph keeps it alive instead.
     """
-    if not _run_undressed(platform.needs_gradient, (tensor,), {}):
+    if not _needs_gradient(tensor):
         return tensor
-    views = tensor.__dict__.setdefault("_views", {})
-    version = platform.value_version(tensor)
-    known = views.get(move)
+    views = tensor.__dict__.get("_views")
+    if views is None:
+        views = tensor._views = {}
+    version = _value_version(tensor)
+    known, view = views.get(move), None
     if known is not None and known[0] == version:
-        view = known[1]()
-        if view is not None:
-            return view
-    view = _make_view(tensor, move)
+        view = known[1]
+        if type(view) is weakref.ref:
+            view = view()
+    if view is None:
+        view = _make_view(tensor, move)
+        views[move] = (version, weakref.ref(view) if tensor.is_leaf else view)
     if tensor.is_leaf:
-        # A leaf's gradient accumulator holds the leaf, so holding the view here would make a
-        # cycle that the garbage collector cannot see. The graph keeps the view alive instead.
-        views[move] = (version, weakref.ref(view))
-    else:
-        views[move] = (version, lambda: view)
+        kept.append(view)
     return view
 
 
@@ -280,8 +289,7 @@ def _make_view(tensor: Any, move: Move) -> Any:
 
 def _is_watched(tensor: Any) -> bool:
     """Whether somebody waits for the gradient of this very tensor."""
-    return bool(_run_undressed(
-        lambda value: value.retains_grad or value._backward_hooks, (tensor,), {}))
+    return bool(tensor.retains_grad or tensor._backward_hooks)
 
 
 def _keep_views(result: Any, views: Sequence[Any]) -> None:
