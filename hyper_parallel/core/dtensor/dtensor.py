@@ -35,11 +35,6 @@ class DTensor(platform.DTensorBase):
         """One placement for each mesh axis."""
         return self._spec.layout.placements
 
-    @property
-    def layout(self) -> Layout:
-        """Mesh, placements and the order in which axes split a shared dim."""
-        return self._spec.layout
-
     @staticmethod
     def from_local(local_tensor: Any, device_mesh: DeviceMesh,
                    placements: Optional[Placements] = None, *, run_check: bool = False,

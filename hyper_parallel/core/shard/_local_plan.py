@@ -171,6 +171,39 @@ class LocalPlan(Plan):
         return result
 
 
+class CopiedPart(Plan):
+    """A part of a tensor that had to be moved to be cut, so the part is a copy.
+
+    The result is marked, so that writing to it raises instead of missing the tensor.
+    """
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: LocalPlan) -> None:
+        super().__init__()
+        self._plan = plan
+
+    def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        result = self._plan(func, args, kwargs)
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            part._copied_from = args[0]._spec
+        return result
+
+
+def refuse_lost_write(name: str, target: Any) -> None:
+    """Raise where a write to ``target`` would miss the tensor that it was cut out of.
+
+    Raises:
+        RuntimeError: ``target`` is a copied part.
+    """
+    source = getattr(target, "__dict__", {}).get("_copied_from")
+    if source is not None:
+        raise RuntimeError(
+            f"{name!r} writes to a part that was cut out of a DTensor with {source.layout!r} along a "
+            "sharded dim; the part is a copy, so the tensor would not change. Assign by index "
+            "(x[1] = value), redistribute the tensor first, or write to part.clone().")
+
+
 class ReplicatedPlan(LocalPlan):
     """Runs on replicated operands; whatever tensors come out are replicated."""
 

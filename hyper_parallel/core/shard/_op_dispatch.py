@@ -11,8 +11,8 @@ from typing import Any, Callable, Mapping, Optional
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard import _registry
-from hyper_parallel.core.shard._local_plan import Plan
-from hyper_parallel.core.shard._planner import make_plan
+from hyper_parallel.core.shard._local_plan import Plan, refuse_lost_write
+from hyper_parallel.core.shard._planner import is_in_place, make_plan
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -33,15 +33,18 @@ class Operator:
         name: the library's name for it.
         plans: plan by key, oldest first; bounded.
         number_blind: numbers among the arguments are known by their type alone.
+        by_dtype: the dtypes of tensor arguments matter.
+        in_place: it writes to its first argument.
     """
 
-    __slots__ = ("name", "plans", "number_blind", "by_dtype", "hits", "misses")
+    __slots__ = ("name", "plans", "number_blind", "by_dtype", "in_place", "hits", "misses")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.plans: dict[tuple, Plan] = {}
         self.number_blind = _registry.is_number_blind(name)
         self.by_dtype = _registry.is_by_dtype(name)
+        self.in_place = is_in_place(name)
         self.hits = 0
         self.misses = 0
 
@@ -70,6 +73,8 @@ class OpDispatcher:
             observer._on_op_dispatch_enter(operator.name, op_call, args, kwargs)
         result = None
         try:
+            if operator.in_place and args:
+                refuse_lost_write(operator.name, args[0])
             key = _key(args, kwargs, operator)
             try:
                 plan = operator.plans[key]

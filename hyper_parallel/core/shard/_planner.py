@@ -11,7 +11,7 @@ from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
-    FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at, operand_move)
+    CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at, operand_move)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import solve
 from hyper_parallel.platform import get_platform
@@ -43,7 +43,7 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
              for tensor in tensors]
     dtypes = [tensor.dtype for tensor in tensors]
     call = Call(name, func, args, kwargs, specs, paths, dtypes)
-    in_place = _is_in_place(name, kwargs)
+    in_place = is_in_place(name) or bool(kwargs.get("inplace"))
     maker = _registry.find_maker(name) or (
         _registry.find_maker(name[:-1]) if name.endswith("_") else None)
     rule = maker(call) if maker is not None else None
@@ -62,7 +62,8 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
         moved = [TensorSpec(layout, spec.shape) for layout, spec in zip(solution.operands, specs)]
         local = rule.localize(moved, solution.results)
     random = solution.results[0].layout if rule.random else None
-    return LocalPlan(moves, solution.results, local, plain_paths, take_off, random)
+    plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random)
+    return CopiedPart(plan) if rule.part and solution.operands[0] is not specs[0].layout else plan
 
 
 def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int]],
@@ -104,8 +105,9 @@ def _warn_once(name: str) -> None:
             stacklevel=6)
 
 
-def _is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
-    return bool(kwargs.get("inplace")) or (name.endswith("_") and not name.endswith("__"))
+def is_in_place(name: str) -> bool:
+    """Whether an operator writes to its first argument, by its name."""
+    return name.endswith("_") and not name.endswith("__")
 
 
 class _IntoOut(Plan):

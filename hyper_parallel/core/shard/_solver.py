@@ -159,7 +159,10 @@ def _partial_choices(rule: Rule, partial: Partial, current: Sequence[Placement]
 
 def _axis_cost(choice: Choice, specs: Sequence[TensorSpec], axis: int, size: int, rule: Rule
                ) -> float:
-    """Elements that a rank sends to reach ``choice`` on this axis alone."""
+    """Elements that a rank sends to reach ``choice`` on this axis alone.
+
+    A choice that moves data only to leave a Partial also pays for the reduction to come.
+    """
     if size == 1:
         return 0.0
     total = 0.0
@@ -170,6 +173,9 @@ def _axis_cost(choice: Choice, specs: Sequence[TensorSpec], axis: int, size: int
         others = prod(n for other, n in enumerate(spec.layout.device_mesh.mesh_shape)
                       if other != axis and type(spec.layout.placements[other]) is Shard)
         total += _wire(placement, wanted, size) * prod(spec.shape) / others
+    if total:
+        total += sum(_wire(result, _REPLICATE, size) * prod(rule.result_shape(index))
+                     for index, result in enumerate(choice.results) if type(result) is Partial)
     return total
 
 

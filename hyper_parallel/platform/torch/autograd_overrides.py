@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import torch
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
 from hyper_parallel.platform.torch.dtensor_base import (
@@ -28,6 +29,8 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if isinstance(arg, TorchDTensorBase):
                 if cls is checkpoint.CheckpointFunction:
                     return _apply_checkpoint(*args)
+                if cls is BackwardHookFunction:
+                    return _apply_identity(cls, args)
                 return type(arg)._dispatch(cls.apply, args, kwargs)
     return _native_apply(cls, *args, **kwargs)
 
@@ -36,6 +39,14 @@ def is_function_apply(func: Callable) -> bool:
     """Whether ``func`` is the ``apply`` of an autograd Function, whose code sees plain tensors."""
     owner = getattr(func, "__self__", None)
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+
+
+def _apply_identity(cls: type, args: Sequence[Any]) -> Any:
+    """A Function that returns its arguments, as module backward hooks have: so do layouts."""
+    results = _native_apply(cls, *map(_take_off, args))
+    if isinstance(results, tuple):
+        return tuple(map(_put_on, results, map(_clothes, args)))
+    return _put_on(results, _clothes(args[0]))
 
 
 def _apply_checkpoint(run_function: Callable, preserve_rng_state: bool, *args: Any) -> Any:

@@ -18,11 +18,12 @@ undressed = torch._C.DisableTorchFunctionSubclass
 dispatch_enabled = torch._C._is_torch_function_enabled
 _Tensor = torch.Tensor
 _local_shape = torch.Tensor.shape.__get__
+_memory_layout = torch.Tensor.layout.__get__
 _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
 
 # What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
-_OWN_ATTRIBUTES = ("_spec", "_views", "_gathered_from")
+_OWN_ATTRIBUTES = ("_spec", "_views", "_gathered_from", "_copied_from")
 
 Handler = Callable[[Callable, tuple, Mapping[str, Any]], Any]
 
@@ -66,6 +67,11 @@ class TorchDTensorBase(torch.Tensor):
     def shape(self) -> torch.Size:
         """Global shape; the local one while undressed."""
         return self._spec.shape if dispatch_enabled() else _local_shape(self)
+
+    @property
+    def layout(self) -> Any:
+        """Mesh, placements and shard order; while undressed the memory layout torch knows."""
+        return self._spec.layout if dispatch_enabled() else _memory_layout(self)
 
     @property
     def grad(self) -> Optional[torch.Tensor]:

@@ -1,8 +1,8 @@
 """One name for every spelling of a PyTorch function, and functions opened up to their parts."""
 from __future__ import annotations
 
-from types import FunctionType
-from typing import Callable, Optional
+from types import FunctionType, ModuleType
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -20,6 +20,21 @@ _RENAMED = {torch.embedding: "embedding_lookup"}
 
 _NO_OVERRIDES = {name: lambda *_: False for name in (
     "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
+
+
+class _Replaced:
+    """A module with some attributes replaced."""
+
+    def __init__(self, module: ModuleType, **attributes: Any) -> None:
+        self._module = module
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+# Some functions make the check through the module: torch.overrides.has_torch_function(...).
+_TORCH = _Replaced(torch, overrides=_Replaced(torch.overrides, **_NO_OVERRIDES))
 _namespaces: dict[int, dict] = {}
 
 
@@ -65,6 +80,8 @@ def decomposed(func: Callable) -> Optional[Callable]:
     namespace = _namespaces.get(id(func.__globals__))
     if namespace is None:
         namespace = {**func.__globals__, **_NO_OVERRIDES}
+        if namespace.get("torch") is torch:
+            namespace["torch"] = _TORCH
         _namespaces[id(func.__globals__)] = namespace
     body = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__,
                         func.__closure__)

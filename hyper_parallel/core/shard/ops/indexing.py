@@ -4,9 +4,9 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
-from hyper_parallel.core.placement_types import Shard
 from hyper_parallel.core.shard._registry import rule_for
-from hyper_parallel.core.shard._rule import Call, Rule, named_dims, positive_dim, rule_from_notation
+from hyper_parallel.core.shard._rule import (
+    Call, Dims, Rule, named_dims, positive_dim, rule_from_notation)
 
 
 @rule_for("cat concat concatenate")
@@ -37,10 +37,16 @@ def _embedding(call: Call) -> Optional[Rule]:
     """A lookup. With the vocabulary sharded every rank looks up what it has: the sum is whole."""
     order = [call.operand(0, "input"), call.operand(1, "weight")]
     padding = call.argument(2, "padding_idx")
-    if call.argument(3, "max_norm") is not None or call.argument(5, "scale_grad_by_freq", False) \
-            or call.argument(6, "sparse", False):
-        return None
+    special = [name for position, name in ((3, "max_norm"), (5, "scale_grad_by_freq"),
+                                           (6, "sparse")) if call.argument(position, name)]
     vocabulary = call.shapes[order[1]][0]
+    if special:
+        if not all(spec.layout.is_replicated() for spec in call.specs):
+            raise ValueError(
+                f"embedding with {special[0]} looks at whole rows or whole batches, so it takes "
+                f"replicated tensors only, but got {[spec.layout for spec in call.specs]}; leave "
+                f"{special[0]} out, or redistribute.")
+        return rule_from_notation("..., v e -> ... e", call.shapes, order, whole="v e")
     if padding is not None and padding < 0:
         padding += vocabulary
 
@@ -50,13 +56,18 @@ def _embedding(call: Call) -> Optional[Rule]:
             return None
         start, length = weight.layout.local_bounds(weight.shape)[0]
         func = call.func
+        stop = start + length
         own_padding = padding - start if padding is not None and \
-            start <= padding < start + length else None
+            start <= padding < stop else None
 
         def lookup(input: Any, weight: Any, *_: Any, **__: Any) -> Any:
-            elsewhere = (input < start) | (input >= start + length)
+            known = (input >= 0) & (input < vocabulary)
             if not length:
+                if not known.all():
+                    raise IndexError("index out of range in self")
                 return weight.new_zeros((*input.shape, weight.shape[1])) + weight.sum()
+            # Only what another rank has is left out: an unknown index is the kernel's to refuse.
+            elsewhere = ((input < start) | (input >= stop)) & known
             own = (input - start).masked_fill(elsewhere, 0)
             found = func(own, weight, own_padding)
             return found.masked_fill(elsewhere.unsqueeze(-1), 0)
@@ -67,16 +78,44 @@ def _embedding(call: Call) -> Optional[Rule]:
                               terms=((order[1],),), localize=localize)
 
 
-@rule_for("getitem", by_dtype=True)
+@rule_for("getitem")
 def _getitem(call: Call) -> Optional[Rule]:
     """Indexing. A dim that is taken as it is stays sharded; a dim that is cut is whole."""
-    index = call.args[1]
-    index = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(entry, (list, bool)) for entry in index) or len(call.specs) > 1 or \
-            not all(entry is None or entry is Ellipsis or isinstance(entry, (int, slice))
-                    for entry in index):
+    cut = _basic_index(call.args[1], call.shapes[0])
+    if cut is None:
         return None
-    shape = call.shapes[0]
+    operand, result, shape, sizes, whole = cut
+    return Rule((operand,), (result,), sizes, whole=whole, terms=((0,),), moves=True,
+                part=True, result_shapes=(shape,))
+
+
+@rule_for("setitem")
+def _setitem(call: Call) -> Optional[Rule]:
+    """Assignment by index, in place where no sharded dim is cut."""
+    cut = _basic_index(call.args[1], call.shapes[0])
+    value = call.operand(2, "value")
+    if cut is None or len(call.specs) > 1 + (value is not None):
+        return None
+    operand, result, shape, sizes, whole = cut
+    operands = [operand]
+    if value is not None:
+        given = call.shapes[value]
+        if len(given) > len(shape):
+            return None
+        kept = len(shape) - len(given)
+        operands.append(tuple(() if size == 1 else result[dim + kept]
+                              for dim, size in enumerate(given)))
+    terms = ((0,), (1,)) if value is not None else ()
+    return Rule(tuple(operands), (operand,), sizes, whole=whole, terms=terms)
+
+
+def _basic_index(index: Any, shape: Sequence[int]
+                 ) -> Optional[tuple[Dims, Dims, tuple[int, ...], dict[str, int], frozenset[str]]]:
+    """Dims before and after, shape after, sizes and whole factors; None for other indices."""
+    index = index if isinstance(index, tuple) else (index,)
+    if not all(entry is None or entry is Ellipsis or isinstance(entry, slice)
+               or (isinstance(entry, int) and not isinstance(entry, bool)) for entry in index):
+        return None
     operand, sizes = named_dims(shape)
     taken = sum(isinstance(entry, (int, slice)) for entry in index)
     if Ellipsis not in index:
@@ -91,18 +130,17 @@ def _getitem(call: Call) -> Optional[Rule]:
                 result.append(operand[dim])
                 result_shape.append(shape[dim])
                 dim += 1
-        elif isinstance(entry, int):
-            whole.add(f"d{dim}")
-            dim += 1
+        elif dim >= len(shape):
+            raise IndexError(f"too many indices for a tensor of {len(shape)} dims: {index}.")
         else:
-            length = len(range(*entry.indices(shape[dim])))
-            if length != shape[dim]:
+            if isinstance(entry, slice):
+                length = len(range(*entry.indices(shape[dim])))
+                result.append(operand[dim])
+                result_shape.append(length)
+            if not isinstance(entry, slice) or length != shape[dim]:
                 whole.add(f"d{dim}")
-            result.append(operand[dim])
-            result_shape.append(length)
             dim += 1
-    return Rule((operand,), (tuple(result),), sizes, whole=frozenset(whole), terms=((0,),),
-                moves=True, result_shapes=(tuple(result_shape),))
+    return operand, tuple(result), tuple(result_shape), sizes, frozenset(whole)
 
 
 @rule_for("topk sort argsort cumsum cumprod cummax cummin logcumsumexp")

@@ -1,10 +1,16 @@
 """Operators that treat every element alike, with broadcasting."""
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.layout import Layout, TensorSpec
+from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard._registry import add_rule, rule_for
-from hyper_parallel.core.shard._rule import Call, Rule, rule_from_notation
+from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, rule_from_notation
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
 
 # f(a + b) == f(a) + f(b) for a single operand, so a Partial sum may pass.
 _LINEAR_UNARY = """
@@ -33,7 +39,6 @@ _NONLINEAR = """
 _LIKE = "zeros_like ones_like empty_like full_like"
 _RANDOM_LIKE = "rand_like randn_like randint_like"
 _RANDOM_FILL = "uniform normal bernoulli exponential cauchy log_normal geometric random"
-_NEW = "new_zeros new_ones new_empty new_full new_tensor"
 
 
 def pointwise(call: Call, **options: Any) -> Rule:
@@ -98,6 +103,17 @@ def _random_fill(call: Call) -> Rule:
     return pointwise(call, random=True)
 
 
+def _replicated_result(func: Callable) -> Callable:
+    """Run on the local tensors: what comes out has nothing to do with the layout."""
+
+    def run(like: Any, *args: Any, **kwargs: Any) -> Any:
+        result = platform.run_undressed(func, (like, *args), kwargs)
+        whole = Layout(like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+        return platform.dress(result, DTensor, TensorSpec(whole, result.shape))
+
+    return run
+
+
 def _dropout(call: Call) -> Rule:
     training = call.argument(2, "training", call.kwargs.get("train", True))
     return pointwise(call, terms=((0,),), random=bool(training))
@@ -114,6 +130,7 @@ add_rule("copy", _copy)
 add_rule(_LIKE, _like, number_blind=True)
 add_rule(_RANDOM_LIKE, _random_like, number_blind=True)
 add_rule(_RANDOM_FILL, _random_fill, number_blind=True)
+add_rule("new_tensor", lambda call: Decomposition(_replicated_result(call.func)))
 add_rule("dropout alpha_dropout native_dropout", _dropout)
 
 

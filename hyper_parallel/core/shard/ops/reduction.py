@@ -85,7 +85,24 @@ def _whole_reduction(call: Call) -> Optional[Rule]:
         return None
     pair = call.name in ("var_mean", "std_mean", "mode", "kthvalue") or \
         (call.name in ("median", "nanmedian") and dim is not None)
-    return _reduction(call, dims, keep, 2 if pair else 1, need_whole=True)
+    variance = call.name in ("var", "std", "var_mean", "std_mean")
+    return _reduction(call, dims, keep, 2 if pair else 1, need_whole=True,
+                      localize=_quiet_when_empty(dims, keep, pair) if variance else None)
+
+
+def _quiet_when_empty(dims: Sequence[int], keep: bool, pair: bool) -> Callable:
+    """A rank without elements must not warn that they have no degrees of freedom."""
+    def localize(operands: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> Optional[Callable]:
+        if prod(operands[0].local_shape) or not prod(operands[0].shape):
+            return None
+
+        def nothing(x: Any, *_: Any, **__: Any) -> Any:
+            empty = x.abs().sum(dims, keep)
+            return (empty, empty.clone()) if pair else empty
+
+        return nothing
+
+    return localize
 
 
 @rule_for("max min")

@@ -217,7 +217,8 @@ def _along_whole_dims(call: Call) -> Optional[Any]:
     if call.name in ("diagonal", "flip", "roll"):
         return _turned(call)
     dim = positive_dim(call.argument(position, "dim", 0), len(shape))
-    options: dict[str, Any] = {"whole": frozenset((f"d{dim}",)), "terms": ((0,),), "moves": True}
+    options: dict[str, Any] = {"whole": frozenset((f"d{dim}",)), "terms": ((0,),), "moves": True,
+                               "part": True}
     rest = (*operand[:dim], *operand[dim + 1:])
     if call.name == "select":
         return Rule((operand,), (rest,), sizes, **options)
