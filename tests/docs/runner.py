@@ -6,6 +6,7 @@ that comes next after one shows what it prints, to the character. A document tha
 ranks must print nothing. Other documents run as under plain ``python``.
 """
 
+import builtins
 import contextlib
 import io
 import os
@@ -60,7 +61,7 @@ def run_document(path: str) -> None:
     if ranks_of(document) == 1:
         for name in [name for name in os.environ if TORCHRUN_NAMES.match(name)]:
             del os.environ[name]
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     for example in examples_of(document):
         printed = io.StringIO()
         # Empty lines in front give the traceback the document's own line numbers.
