@@ -111,6 +111,12 @@ def assert_sums_agree(mode: CommDebugMode) -> None:
     assert mode.incomplete is None
 
 
+def count_in_json(records: list[dict]) -> int:
+    """Number of collectives in the records of a JSON dump."""
+    return sum((record["type"] == "collective") + count_in_json(record["children"])
+               for record in records)
+
+
 def test_forward_and_backward_belong_to_their_operators() -> None:
     """C1: two all-reduces, the forward one under b's linear, the backward one under a's."""
     model, x = make_model(), make_input()
@@ -262,12 +268,7 @@ def test_json_and_levels() -> None:
             mode.generate_json_dump(path, noise_level=level)
             data = json.loads(path.read_text())
             assert data["comm_counts"] == mode.get_comm_counts() and data["total_counts"] == 4
-
-            def count(records: list[dict]) -> int:
-                return sum((one["type"] == "collective") + count(one["children"])
-                           for one in records)
-
-            assert count(data["records"]) == 4
+            assert count_in_json(data["records"]) == 4
     tables = [[line.split() for line in mode.generate_tracing_table(level).split("\n")]
               for level in range(4)]
     for lower, higher in zip(tables, tables[1:]):
@@ -328,14 +329,15 @@ def test_reduction_belongs_to_the_maker_of_the_partial() -> None:
 def test_implicit_move_is_inside_the_operator() -> None:
     """An operand that must move is gathered between the operator's beginning and its end."""
     mesh = make_mesh()
-    x, w = (distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)]) for _ in range(2))
+    x, w = (distribute_tensor(torch.ones(rows, columns), mesh, [Shard(0)])
+            for rows, columns in ((64, 8), (8, 4)))
     with CommDebugMode() as mode:
         result = x @ w
-    assert torch.equal(result.full_tensor(), torch.full((8, 8), 8.0))
+    assert torch.equal(result.full_tensor(), torch.full((64, 4), 8.0))
     assert [record.op_name for record in mode._root_records] == ["matmul"]
     (gathered,) = collectives(mode._root_records)
     assert (gathered.collective_type, gathered.input_shape, gathered.output_shape) == (
-        ALL_GATHER, (2, 8), (8, 8))
+        ALL_GATHER, (2, 4), (8, 4))
 
 
 def test_explicit_move_has_no_operator() -> None:
@@ -360,6 +362,7 @@ def test_nothing_is_kept_alive() -> None:
         output = model(x)
         summed = DTensor.from_local(x.detach(), make_mesh(), [Partial()]) * 2
         output.sum().backward()
+    assert weakref.getweakrefcount(summed) == 0
     held = [weakref.ref(one) for one in (model, x, output, summed, *model.parameters())]
     del model, x, output, summed
     gc.collect()

@@ -20,6 +20,7 @@ from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
     collective_group_size,
+    first_tensor_info,
     tensor_info,
     tensors_in,
 )
@@ -136,8 +137,8 @@ class Recorder:
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict,
                             result: Any) -> None:
         with self._guard:
-            input_info = _first_info(args, kwargs)
-            output_info = _first_info(result)
+            input_info = first_tensor_info(args, kwargs)
+            output_info = first_tensor_info(result)
             around = self._tree.innermost
             self._tree.add_collective(CollectiveCall(
                 method_name,
@@ -190,9 +191,3 @@ class Recorder:
         if self._failure is None:
             self._failure = error
             logger.warning("The trace is incomplete, the program goes on: %s", error)
-
-
-def _first_info(*values: Any) -> TensorInfo | None:
-    for tensor in tensors_in(*values):
-        return tensor_info(tensor)
-    return None

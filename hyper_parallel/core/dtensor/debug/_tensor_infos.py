@@ -47,6 +47,13 @@ def tensor_info(tensor: Any) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), name)
 
 
+def first_tensor_info(*values: Any) -> TensorInfo | None:
+    """What is remembered of the first tensor among values; None without one."""
+    for tensor in tensors_in(*values):
+        return tensor_info(tensor)
+    return None
+
+
 def collective_group_size(method_name: str, args: tuple, kwargs: dict) -> int | None:
     """Number of ranks in the group of a collective, or None where no argument is a group.
 

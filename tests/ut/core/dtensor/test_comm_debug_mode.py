@@ -302,7 +302,8 @@ class TestObserverHooks:
         with CommDebugMode() as mode:
             mode._on_collective_call(ALL_REDUCE, (torch.zeros(2), "sum", None), {}, None)
             mode._on_collective_call(ALL_REDUCE, (torch.zeros(2),), {}, None)
-        assert [one.group_size for one in mode._root_records] == [get_platform().get_world_size(), 0]
+        world = get_platform().get_world_size()
+        assert [record.group_size for record in mode._root_records] == [world, 0]
 
     def test_result_of_an_async_collective(self):
         x = torch.zeros(4)

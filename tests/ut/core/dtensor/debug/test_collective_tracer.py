@@ -1,4 +1,6 @@
 """The tracer's patch: what counts as one call, and who may come and go in which order."""
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -90,6 +92,36 @@ def test_a_tracer_may_be_installed_again(cls):
         tracer.uninstall()
         cls.differentiable_all_reduce(0, "sum", None)
     assert heard == [2, 4]
+
+
+def test_keyboard_interrupt_of_the_callback_is_no_error(cls):
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    tracer = CollectiveTracer(interrupt, cls)
+    tracer.install()
+    with pytest.raises(KeyboardInterrupt):
+        cls.differentiable_all_reduce(1, "sum", None)
+    tracer.uninstall()
+
+
+def test_class_is_not_kept_alive():
+    class Passing:
+        """A platform that nobody else knows."""
+
+        @staticmethod
+        def differentiable_all_reduce(data: int, op: str, group: Any) -> int:
+            """Does nothing."""
+            del op, group
+            return data
+
+    tracer = CollectiveTracer(lambda *call: None, Passing)
+    tracer.install()
+    tracer.uninstall()
+    reference = weakref.ref(Passing)
+    del Passing, tracer
+    gc.collect()
+    assert reference() is None
 
 
 def test_by_default_the_class_of_the_platform():

@@ -109,7 +109,7 @@ def test_exit_on_another_thread(platform):
         on_thread(lambda: inner.__exit__(None, None, None))
         all_reduce(platform)
         dispatch("op", lambda: all_reduce(platform))
-        assert _debug_mode_observer.get() is outer
+        assert _debug_mode_observer.get() is outer and outer._call_stack == []
         last = CommDebugMode()
         last.__enter__()
         on_thread(lambda: last.__exit__(None, None, None))
