@@ -23,7 +23,7 @@ _REDUCTIONS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-# Bools are reduced as bytes. A sum of bytes would leave a "True" of 2 behind.
+# Bools travel as bytes, in which the sum of 256 times True would be False.
 _BOOL_REDUCTIONS = {**_REDUCTIONS, "sum": dist.ReduceOp.MAX, "product": dist.ReduceOp.MIN}
 
 _MOVABLE = frozenset({

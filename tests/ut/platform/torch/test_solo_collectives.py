@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hyper_parallel.platform.torch import collectives
 from hyper_parallel.platform.torch.platform import TorchPlatform as platform
 
 Call = Callable[[Tensor, dist.ProcessGroup], Tensor]
@@ -57,6 +58,13 @@ def test_broadcast_and_scatter_in_a_group_of_one(group: dist.ProcessGroup) -> No
     assert strided.tolist() == x.tolist()
     assert platform.broadcast(strided, 0, group) is strided
     assert strided.tolist() == x.tolist()
+
+
+def test_bools_are_never_added_as_bytes() -> None:
+    """256 ranks that hold True would give the byte 0; "or" and "and" do not count."""
+    assert collectives._reduce_op("sum", torch.bool) == dist.ReduceOp.MAX
+    assert collectives._reduce_op("product", torch.bool) == dist.ReduceOp.MIN
+    assert collectives._reduce_op("sum", torch.uint8) == dist.ReduceOp.SUM
 
 
 MATRIX = torch.ones(2, 3)
