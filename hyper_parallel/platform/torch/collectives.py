@@ -23,14 +23,14 @@ _REDUCTIONS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-# Bools travel as bytes, in which the sum of 256 times True would be False.
+# Backends add bools as bytes: twice True would be the byte 2, and 256 times True would be False.
 _BOOL_REDUCTIONS = {**_REDUCTIONS, "sum": dist.ReduceOp.MAX, "product": dist.ReduceOp.MIN}
 
 _MOVABLE = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128})
 _REDUCED_AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
-_WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32,
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32,
           torch.uint32: torch.int64, torch.complex32: torch.complex64}
 
 
