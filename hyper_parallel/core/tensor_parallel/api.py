@@ -67,8 +67,6 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
     modules = list(platform.named_modules(module))
     jobs = _jobs(modules, plan, device_mesh)
     _check_shared(jobs)
-    if device_mesh.size() > 1:
-        device_mesh.get_group()  # where a rank does not come, it is told before any change
     _spread_parameters(jobs, _places(modules), device_mesh, src_data_rank)
     for job in jobs:
         platform.wrap_forward(job.module, job.plan.before, job.plan.after)
@@ -136,13 +134,15 @@ def _jobs(modules: list[tuple[str, Any]], plan: Mapping[str, ParallelStyle], mes
 
 def _names(entry: str, path: str) -> bool:
     """Whether a plan entry names a path; a wildcard stays within its component."""
+    if not path:
+        return not entry  # the module itself is no child that a "*" could mean
     patterns, names = entry.split("."), path.split(".")
     return len(patterns) == len(names) and all(map(fnmatchcase, names, patterns))
 
 
 def _near(entry: str, modules: list[tuple[str, Any]]) -> str:
     paths = [path for path, _ in modules if path]
-    near = difflib.get_close_matches(entry, paths)
+    near = difflib.get_close_matches(entry, paths, cutoff=0.45)
     if near:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     if not paths:

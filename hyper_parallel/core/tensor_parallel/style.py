@@ -71,7 +71,7 @@ class _LayerStyle(ParallelStyle):
                 raise TypeError(f"{name} of {style} is one placement of hyper_parallel, such as "
                                 f"Shard(1), or None for the default, but got {value!r} "
                                 f"({type(value).__module__}.{type(value).__name__}).")
-        if self.use_local_output not in (None, True, False):
+        if self.use_local_output is not None and not isinstance(self.use_local_output, bool):
             raise TypeError(f"use_local_output of {style} is True, False or None, but got "
                             f"{self.use_local_output!r}.")
 

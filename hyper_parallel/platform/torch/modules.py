@@ -2,6 +2,7 @@
 from typing import Any, Iterator, Optional
 
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from hyper_parallel.platform.module_adapter import AfterForward, BeforeForward
 
@@ -9,7 +10,9 @@ Module = nn.Module
 
 
 def layer_kind(module: Any) -> Optional[str]:
-    """What kind of layer ``module`` is."""
+    """What kind of layer ``module`` is; one that does not know its sizes yet is none."""
+    if isinstance(module, LazyModuleMixin):
+        return None
     if isinstance(module, nn.Linear):
         return "linear"
     return "embedding" if isinstance(module, nn.Embedding) else None

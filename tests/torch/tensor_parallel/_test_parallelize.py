@@ -256,9 +256,9 @@ def test_clipping_counts_every_part_once() -> None:
     for mesh in meshes():
         for foreach in (None, True, False):
             for norm_type in (2.0, 1.0, float("inf")):
-                train(Block, SEQUENCE_PLAN, mesh, [make_ids(12)], "adamw", 1,
+                train(Block, SEQUENCE_PLAN, mesh, [make_ids(12)], "adamw", steps=1,
                       clip={"max_norm": 0.1, "norm_type": norm_type, "foreach": foreach})
-        train(MLP, MLP_PLAN, mesh, [random(3, 8)], "sgd", 2,
+        train(MLP, MLP_PLAN, mesh, [random(3, 8)], "sgd",
               clip={"max_norm": 0.1, "norm_type": 2.0})
 
 

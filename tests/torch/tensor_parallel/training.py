@@ -88,47 +88,52 @@ def parallel_twins(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh
     return parallelize_module(copy.deepcopy(dense), mesh, plan), dense
 
 
-def train(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, inputs: list[Any],
-          optimizer: str = "sgd", steps: int = 2,
-          clip: dict[str, Any] | None = None) -> tuple[nn.Module, nn.Module]:
+def one_pass(model: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Forward and backward; the output, the loss, and the gradient of each input."""
+    leaves = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs]
+    output = model(*leaves)
+    loss = (output * output).sum() + output.sum()
+    loss.backward()
+    return [output, loss, *(leaf.grad for leaf in leaves)]
+
+
+def clip_alike(model: nn.Module, dense: nn.Module, options: dict[str, Any], when: str) -> None:
+    """Clip the gradients of both twins, which must be too long."""
+    norm, expected = (nn.utils.clip_grad_norm_(twin.parameters(), **options)
+                      for twin in (model, dense))
+    assert_near(norm, expected, f"norm {when}")
+    assert expected > options["max_norm"]
+    assert_alike(model, dense, f"clipped {when}")
+
+
+def train(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, inputs: list[torch.Tensor],
+          optimizer: str = "sgd", *, steps: int = 2, clip: dict[str, Any] | None = None
+          ) -> tuple[nn.Module, nn.Module]:
     """Train both twins and compare all along; returns the parallel and the dense one.
 
     Args:
         make: makes the module.
         plan: for ``parallelize_module``.
         mesh: mesh of one axis.
-        inputs: arguments of each forward; copies of floating ones take part in the comparison.
+        inputs: arguments of each forward; the gradients of the floating ones are compared too.
         optimizer: a key of ``OPTIMIZERS``.
         steps: number of steps.
         clip: arguments of ``clip_grad_norm_``, if the gradients are to be clipped.
     """
     model, dense = parallel_twins(make, plan, mesh)
     assert_alike(model, dense, "at first")
-    twins = (model, dense)
-    optimizers = [OPTIMIZERS[optimizer](twin.parameters()) for twin in twins]
+    steppers = [OPTIMIZERS[optimizer](twin.parameters()) for twin in (model, dense)]
     for step in range(steps):
-        results = []
-        for twin, stepper in zip(twins, optimizers):
-            stepper.zero_grad()
-            leaves = [value.clone().requires_grad_(value.is_floating_point()) for value in inputs]
-            output = twin(*leaves)
-            loss = (output * output).sum() + output.sum()
-            loss.backward()
-            results.append((output, loss, leaves))
         when = f"in step {step} with {optimizer} on {mesh}"
-        (output, loss, leaves), (expected, dense_loss, dense_leaves) = results
-        assert_near(output, expected, f"output {when}")
-        assert_near(loss, dense_loss, f"loss {when}")
-        for leaf, dense_leaf in zip(leaves, dense_leaves):
-            assert_near(leaf.grad, dense_leaf.grad, f"gradient of the input {when}")
+        results = zip(one_pass(model, inputs), one_pass(dense, inputs))
+        for index, (result, expected) in enumerate(results):
+            assert_near(result, expected, f"result {index} {when}")
         assert_alike(model, dense, when)
         if clip is not None:
-            norms = [nn.utils.clip_grad_norm_(twin.parameters(), **clip) for twin in twins]
-            assert_near(norms[0], norms[1], f"norm {when}")
-            assert norms[1] > clip["max_norm"]
-            assert_alike(model, dense, f"clipped {when}")
-        for stepper in optimizers:
+            clip_alike(model, dense, clip, when)
+        for stepper in steppers:
             stepper.step()
+            stepper.zero_grad()
         assert_alike(model, dense, f"after the optimizer {when}")
     return model, dense
 
@@ -155,4 +160,3 @@ def collectives() -> Iterator[Counter]:
     finally:
         for name, original in originals.items():
             setattr(cls, name, original)
-
