@@ -53,6 +53,7 @@ class Layout:
     device_mesh: DeviceMesh
     placements: tuple[Placement, ...]
     shard_order: tuple[tuple[int, tuple[int, ...]], ...]
+    _axes_of_dim: dict[int, tuple[int, ...]]
 
     _interned: "weakref.WeakValueDictionary[tuple, Layout]" = weakref.WeakValueDictionary()
 

@@ -18,7 +18,7 @@ class Placement:
 
     def is_shard(self, dim: Optional[int] = None) -> bool:
         """True for ``Shard``, and for ``Shard(dim)`` alone when ``dim`` is given."""
-        return isinstance(self, Shard) and (dim is None or self.dim == dim)
+        return isinstance(self, Shard) if dim is None else self == Shard(dim)
 
     def is_replicate(self) -> bool:
         """True for ``Replicate``."""
@@ -26,7 +26,7 @@ class Placement:
 
     def is_partial(self, reduce_op: Optional[str] = None) -> bool:
         """True for ``Partial``, and for that reduce op alone when one is given."""
-        return isinstance(self, Partial) and (reduce_op is None or self.reduce_op == reduce_op)
+        return isinstance(self, Partial) if reduce_op is None else self == Partial(reduce_op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,12 +197,12 @@ def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
         local = redistribute(local, whole, layout)
         return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
     for axis in range(device_mesh.ndim):
-        local = _send_along(local, layout, spec, axis, src_data_rank)
+        local = _send_along(local, layout, axis, src_data_rank)
     local = redistribute(local, TensorSpec(_only_shards(layout), spec.shape), layout)
     return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
 
 
-def _send_along(local: Any, layout: Layout, spec: TensorSpec, axis: int, source: int) -> Any:
+def _send_along(local: Any, layout: Layout, axis: int, source: int) -> Any:
     """Give every rank along ``axis`` its part of what the source rank holds."""
     mesh, placement = layout.device_mesh, layout.placements[axis]
     size = mesh.mesh_shape[axis]
@@ -212,8 +212,7 @@ def _send_along(local: Any, layout: Layout, spec: TensorSpec, axis: int, source:
     if not isinstance(placement, Shard) or layout.shard_order:
         return platform.broadcast(local, source, group)
     dim = placement.dim
-    length = local.shape[dim]
-    bounds = [chunk_bounds(length, size, index) for index in range(size)]
+    bounds = [chunk_bounds(local.shape[dim], size, index) for index in range(size)]
     longest = bounds[0][1]
     pieces = [platform.contiguous(platform.pad_end(platform.narrow(local, dim, start, count), dim,
                                                    longest - count)) for start, count in bounds]

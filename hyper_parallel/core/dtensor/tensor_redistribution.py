@@ -65,8 +65,8 @@ class Move:
         gathers: some step joins shards.
     """
 
-    __slots__ = ("source", "target", "gradient", "steps", "all_steps", "gathers", "_reduce_first", "_run_steps",
-                 "_backward", "_scale")
+    __slots__ = ("source", "target", "gradient", "steps", "all_steps", "gathers", "_reduce_first",
+                 "_run_steps", "_backward", "_scale")
 
     def __init__(self, source: TensorSpec, target: Layout, gradient: Layout) -> None:
         self.source = source
@@ -99,7 +99,7 @@ class Move:
             origin = _redistribute_observer.begin(
                 local, self.source.layout, self.target, self.source.shape, ())
             _redistribute_observer.end(origin)
-        known = platform.run_undressed(lambda: value.detach(), (), {})
+        known = platform.run_undressed(value.detach, (), {})
         return platform.run_undressed(platform.apply_with_gradient, (
             lambda _: known, lambda grad: self._move_gradient(grad, origin), local), {})
 

@@ -199,8 +199,8 @@ def refuse_lost_write(name: str, target: Any) -> None:
     source = getattr(target, "__dict__", {}).get("_copied_from")
     if source is not None:
         raise RuntimeError(
-            f"{name!r} writes to a part that was cut out of a DTensor with {source.layout!r} along a "
-            "sharded dim; the part is a copy, so the tensor would not change. Assign by index "
+            f"{name!r} writes to a part that was cut out of a DTensor with {source.layout!r} along "
+            "a sharded dim; the part is a copy, so the tensor would not change. Assign by index "
             "(x[1] = value), redistribute the tensor first, or write to part.clone().")
 
 

@@ -11,9 +11,10 @@ from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
-    CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at, operand_move)
+    CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at,
+    operand_move)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
-from hyper_parallel.core.shard._solver import solve
+from hyper_parallel.core.shard._solver import Solution, solve
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -35,35 +36,49 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
     """
     if kwargs.get("out") is not None:
         return _IntoOut()
-    paths = list(_tensor_paths(args, kwargs))
-    tensors = [argument_at(args, kwargs, path) for path in paths]
-    mesh = _common_mesh(name, tensors)
-    whole = Layout(mesh, [Replicate()] * mesh.ndim)
-    specs = [tensor._spec if isinstance(tensor, DTensor) else TensorSpec(whole, tensor.shape)
-             for tensor in tensors]
-    dtypes = [tensor.dtype for tensor in tensors]
-    call = Call(name, func, args, kwargs, specs, paths, dtypes)
+    call, mesh, plain_paths = _describe(name, func, args, kwargs)
     in_place = is_in_place(name) or bool(kwargs.get("inplace"))
     maker = _registry.find_maker(name) or (
-        _registry.find_maker(name[:-1]) if name.endswith("_") else None)
+        _registry.find_maker(name[:-1]) if is_in_place(name) else None)
     rule = maker(call) if maker is not None else None
     if isinstance(rule, Decomposition):
         return FunctionPlan(rule.function)
-    plain_paths = [path for path, tensor in zip(paths, tensors) if not isinstance(tensor, DTensor)]
     if rule is None:
-        return _without_rule(call, mesh, whole, plain_paths, in_place, maker is not None)
-    solution = solve(rule, specs, mesh, in_place)
-    if solution is None:
-        return InPlaceDetour()
-    take_off = platform.without_override(func)
+        return _without_rule(call, mesh, plain_paths, in_place, maker is not None)
+    solution = solve(rule, call.specs, mesh, in_place)
+    return InPlaceDetour() if solution is None else _local_plan(call, rule, solution, plain_paths)
+
+
+def _describe(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any]
+              ) -> tuple[Call, DeviceMesh, list[tuple]]:
+    """The call as rule makers see it, its mesh, and where its plain tensors stand."""
+    paths = list(_tensor_paths(args, kwargs))
+    tensors = [argument_at(args, kwargs, path) for path in paths]
+    mesh = _common_mesh(name, tensors)
+    whole = _replicated(mesh)
+    specs = [tensor._spec if isinstance(tensor, DTensor) else TensorSpec(whole, tensor.shape)
+             for tensor in tensors]
+    plain = [path for path, tensor in zip(paths, tensors) if not isinstance(tensor, DTensor)]
+    return Call(name, func, args, kwargs, specs, paths), mesh, plain
+
+
+def _replicated(mesh: DeviceMesh) -> Layout:
+    return Layout(mesh, [Replicate()] * mesh.ndim)
+
+
+def _local_plan(call: Call, rule: Rule, solution: Solution, plain_paths: Sequence[tuple]) -> Plan:
+    """The plan of a call that the solver has solved."""
+    take_off = platform.without_override(call.func)
     moves = _moves(call, solution.operands, solution.varying, take_off)
     local = None
     if rule.localize is not None:
-        moved = [TensorSpec(layout, spec.shape) for layout, spec in zip(solution.operands, specs)]
+        moved = [TensorSpec(layout, spec.shape)
+                 for layout, spec in zip(solution.operands, call.specs)]
         local = rule.localize(moved, solution.results)
     random = solution.results[0].layout if rule.random else None
     plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random)
-    return CopiedPart(plan) if rule.part and solution.operands[0] is not specs[0].layout else plan
+    copied = rule.part and solution.operands[0] is not call.specs[0].layout
+    return CopiedPart(plan) if copied else plan
 
 
 def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int]],
@@ -78,19 +93,19 @@ def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int
     return moves
 
 
-def _without_rule(call: Call, mesh: DeviceMesh, whole: Layout, plain_paths: Sequence[tuple],
-                  in_place: bool, expected: bool) -> Plan:
+def _without_rule(call: Call, mesh: DeviceMesh, plain_paths: Sequence[tuple], in_place: bool,
+                  expected: bool) -> Plan:
     """An operator without a rule: its parts one by one, or replicated operands."""
     body = platform.decomposed(call.func)
     if body is not None and not expected:
         return FunctionPlan(body)
-    quiet = expected or _registry.is_whole_by_nature(call.name)
-    if not quiet:
+    if not expected and not _registry.is_whole_by_nature(call.name):
         _warn_once(call.name)
     if in_place:
         return InPlaceDetour()
+    whole = _replicated(mesh)
     moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
-    return ReplicatedPlan(moves, whole, plain_paths, random=not quiet and mesh.size() > 1)
+    return ReplicatedPlan(moves, whole, plain_paths, _registry.is_random_by_nature(call.name))
 
 
 _warned: set[str] = set()
@@ -100,8 +115,8 @@ def _warn_once(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"{name!r} has no sharding rule, so its operands are gathered and it runs on every rank; "
-            "give it one with hyper_parallel.register_rule (see docs/adding_an_operator.md).",
+            f"{name!r} has no sharding rule, so its operands are gathered and it runs on every "
+            "rank; give it one with hyper_parallel.register_rule (see docs/adding_an_operator.md).",
             stacklevel=6)
 
 
@@ -142,20 +157,12 @@ class InPlaceDetour(Plan):
         func(whole, *rest, **more)
         if not isinstance(target, DTensor):
             target.copy_(whole)
-            return platform.dress(platform.undress(target), DTensor, self._replicated(args, kwargs,
-                                                                                     target))
+            spec = TensorSpec(_replicated(_describe("", func, args, kwargs)[1]), target.shape)
+            return platform.dress(platform.undress(target), DTensor, spec)
         spec = target._spec
-        mesh = spec.layout.device_mesh
-        source = TensorSpec(Layout(mesh, [Replicate()] * mesh.ndim), spec.shape)
-        part = redistribute(whole, source, spec.layout)
-        platform.run_undressed(_copy, (target, part), {})
+        source = TensorSpec(_replicated(spec.layout.device_mesh), spec.shape)
+        platform.run_undressed(_copy, (target, redistribute(whole, source, spec.layout)), {})
         return target
-
-    @staticmethod
-    def _replicated(args: tuple, kwargs: Mapping[str, Any], target: Any) -> TensorSpec:
-        tensors = [argument_at(args, kwargs, path) for path in _tensor_paths(args, kwargs)]
-        mesh = _common_mesh("in-place operator", tensors)
-        return TensorSpec(Layout(mesh, [Replicate()] * mesh.ndim), target.shape)
 
     @staticmethod
     def _whole(value: Any) -> Any:

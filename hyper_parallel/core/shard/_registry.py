@@ -20,6 +20,8 @@ _number_blind: set[str] = set()
 _by_dtype: set[str] = set()
 # Operators that need every operand whole, and say so by their nature: no warning is due.
 _whole_by_nature: set[str] = set()
+# Operators without a rule that draw random numbers.
+_random_by_nature: set[str] = set()
 # Called whenever a rule comes or goes, so that no cache keeps an old one.
 _listeners: list[Callable[[], None]] = []
 
@@ -125,6 +127,11 @@ def needs_whole(names: str) -> None:
     _whole_by_nature.update(names.split())
 
 
+def draws_random_numbers(names: str) -> None:
+    """Say that some operators without a rule are random, so that all ranks draw the same."""
+    _random_by_nature.update(names.split())
+
+
 def find_maker(name: str) -> Optional[RuleMaker]:
     """The rule maker of an operator, or None."""
     return _makers.get(name)
@@ -138,6 +145,11 @@ def is_number_blind(name: str) -> bool:
 def is_by_dtype(name: str) -> bool:
     """Whether the dtypes of tensor arguments matter to the rule."""
     return name in _by_dtype
+
+
+def is_random_by_nature(name: str) -> bool:
+    """Whether an operator without a rule draws random numbers."""
+    return name in _random_by_nature
 
 
 def is_whole_by_nature(name: str) -> bool:

@@ -82,6 +82,7 @@ class Decomposition:
     function: Callable[..., Any]
 
 
+@dataclass(frozen=True)
 class Call:
     """One call of an operator, as a rule maker sees it.
 
@@ -92,19 +93,14 @@ class Call:
         specs: layout and global shape of each tensor argument, in order, nested lists included;
             a plain tensor is replicated.
         paths: where each of them stands: an index or a keyword, and the index within a list.
-        dtypes: dtype of each of them.
     """
 
-    def __init__(self, name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any],
-                 specs: Sequence[TensorSpec], paths: Sequence[tuple], dtypes: Sequence[Any]
-                 ) -> None:
-        self.name = name
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.specs = specs
-        self.paths = paths
-        self.dtypes = dtypes
+    name: str
+    func: Callable
+    args: tuple
+    kwargs: Mapping[str, Any]
+    specs: Sequence[TensorSpec]
+    paths: Sequence[tuple]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """The argument at ``position`` or called ``name``."""
@@ -171,15 +167,23 @@ def _tokens(text: str) -> list[tuple[str, ...]]:
     return [tuple(compound.split()) if compound else (single,) for compound, single in found]
 
 
-def _expand(tokens: Sequence[tuple[str, ...]], ndim: int) -> list[tuple[str, ...]]:
-    """Replace ``...`` by one factor a dim, numbered from the right."""
+def _free_dims(tokens: Sequence[tuple[str, ...]], count: int) -> Dims:
+    """``tokens`` with ``...`` replaced by ``count`` factors, numbered from the right."""
     expanded: list[tuple[str, ...]] = []
     for token in tokens:
         if token == ("...",):
-            count = ndim - (len(tokens) - 1)
             expanded += [(f"...{k}",) for k in range(count - 1, -1, -1)]
         else:
             expanded.append(token)
+    return tuple(expanded)
+
+
+def _expand(tokens: Sequence[tuple[str, ...]], shape: Sequence[int], notation: str) -> Dims:
+    """The factors of an operand's dims."""
+    expanded = _free_dims(tokens, len(shape) - (len(tokens) - 1))
+    if len(expanded) != len(shape):
+        raise ValueError(f"an operand of the shape {tuple(shape)} does not fit {notation!r}, which "
+                         f"gives it {len(expanded)} dims.")
     return expanded
 
 
@@ -200,42 +204,40 @@ def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
     operands, results = _parse(notation)
     if order is None:
         order = [index if index < len(shapes) else None for index in range(len(operands))]
+    given = {index: tokens for tokens, index in zip(operands, order) if index is not None}
+    dims = {index: _expand(tokens, shapes[index], notation) for index, tokens in given.items()}
+    sizes = _factor_sizes(dims, shapes, notation)
+    whole = _names(options.pop("whole", ()))
+    for index, shape in enumerate(shapes):
+        if index not in dims:
+            dims[index], more = named_dims(shape, f"other{index}_")
+            sizes.update(more)
+            whole.update(more)
+    bound = (_stretched(dims[index], shape) for index, shape in enumerate(shapes))
+    free = max((len(dims[index]) - len(tokens) + 1 for index, tokens in given.items()
+                if ("...",) in tokens), default=0)
+    return Rule(tuple(bound), tuple(_free_dims(tokens, free) for tokens in results), sizes,
+                whole=frozenset(whole), **options)
+
+
+def _stretched(dims: Dims, shape: Sequence[int]) -> Dims:
+    """A dim of size 1 has no factor: it is stretched to what another operand has there."""
+    return tuple(() if size == 1 and len(factors) == 1 else factors
+                 for factors, size in zip(dims, shape))
+
+
+def _factor_sizes(dims: Mapping[int, Dims], shapes: Sequence[Sequence[int]], notation: str
+                  ) -> dict[str, int]:
+    """Size of each factor: of the dims that are one factor, then of the rest of compound dims."""
     sizes: dict[str, int] = {}
-    dims: dict[int, list[tuple[str, ...]]] = {}
-    ellipsis = 0
-    for tokens, index in zip(operands, order):
-        if index is None:
-            continue
-        expanded = _expand(tokens, len(shapes[index]))
-        if len(expanded) != len(shapes[index]):
-            raise ValueError(f"operand {index} of {notation!r} has {len(expanded)} dims, but the "
-                             f"tensor has the shape {tuple(shapes[index])}.")
-        ellipsis = max(ellipsis, len(expanded) - len(tokens) + 1 if ("...",) in tokens else 0)
-        dims[index] = expanded
+    for index, expanded in dims.items():
         for factors, size in zip(expanded, shapes[index]):
             if len(factors) == 1:
-                # A dim of size 1 is stretched to the size that another operand has there.
                 sizes[factors[0]] = size if size != 1 else sizes.get(factors[0], 1)
     for index, expanded in dims.items():
         for factors, size in zip(expanded, shapes[index]):
             _solve_compound(factors, size, sizes, notation)
-    bound = []
-    for index, shape in enumerate(shapes):
-        if index in dims:
-            bound.append(tuple(
-                () if size == 1 and len(factors) == 1 else factors
-                for factors, size in zip(dims[index], shape)))
-        else:
-            others, more = named_dims(shape, f"other{index}_")
-            sizes.update(more)
-            bound.append(others)
-            options["whole"] = _names(options.get("whole", ())) | set(more)
-    options["whole"] = frozenset(_names(options.get("whole", ())))
-    result_dims = []
-    for tokens in results:
-        count = len(tokens) - 1 + ellipsis if ("...",) in tokens else len(tokens)
-        result_dims.append(tuple(_expand(tokens, count)))
-    return Rule(tuple(bound), tuple(result_dims), sizes, **options)
+    return sizes
 
 
 def _names(whole: Any) -> set[str]:

@@ -80,13 +80,14 @@ def _put_on(value: Any, clothes: Optional[tuple[type, Any]]) -> Any:
     return value if clothes is None else dress(undress(value), *clothes)
 
 
-def _backward(tensors: Tensors, grad_tensors: Optional[Tensors] = None, *args: Any,
-              **kwargs: Any) -> None:
+def _backward(tensors: Tensors, *args: Any, **kwargs: Any) -> None:
     """``torch.autograd.backward``: from a DTensor it starts at the local tensor."""
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
     if any(isinstance(root, TorchDTensorBase) for root in roots):
-        tensors, grad_tensors = _local_roots(roots, grad_tensors)
-    _native_backward(tensors, grad_tensors, *args, **kwargs)
+        grads = args[0] if args else kwargs.pop("grad_tensors", None)
+        tensors, grads = _local_roots(roots, grads)
+        args = (grads, *args[1:])
+    _native_backward(tensors, *args, **kwargs)
 
 
 def _grad(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
@@ -116,10 +117,9 @@ def _local_roots(roots: Sequence[torch.Tensor], grads: Optional[Tensors]) -> tup
     # A backward pass may be asked for under no_grad, where the alias would have no history.
     with torch.enable_grad():
         for root, grad in zip(roots, grads):
-            if isinstance(root, TorchDTensorBase):
-                root, grad = _local_root(root, grad)
-            local_roots.append(root)
-            local_grads.append(grad)
+            local = _local_root(root, grad) if isinstance(root, TorchDTensorBase) else (root, grad)
+            local_roots.append(local[0])
+            local_grads.append(local[1])
     return tuple(local_roots), tuple(local_grads)
 
 

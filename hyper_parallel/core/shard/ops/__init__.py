@@ -1,5 +1,5 @@
 """The rules, one file a family; importing this package enters them into the registry."""
-from hyper_parallel.core.shard._registry import needs_whole
+from hyper_parallel.core.shard._registry import draws_random_numbers, needs_whole
 from hyper_parallel.core.shard.ops import (
     foreach, indexing, loss, matmul, normalization, pointwise, reduction, view)
 
@@ -8,4 +8,7 @@ __all__ = ["foreach", "indexing", "loss", "matmul", "normalization", "pointwise"
 
 # Operators that give a Python value, or compare everything.
 needs_whole("item tolist numpy bool float int complex index contains is_nonzero equal allclose "
-            "array format _local_scalar_dense repr iter nonzero unique masked_select")
+            "array format _local_scalar_dense repr iter nonzero unique _unique2 unique_dim "
+            "unique_consecutive masked_select")
+draws_random_numbers("multinomial poisson binomial rrelu rrelu_with_noise feature_dropout "
+                     "feature_alpha_dropout native_dropout")

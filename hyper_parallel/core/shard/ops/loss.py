@@ -81,9 +81,9 @@ def _cross_entropy(call: Call) -> Any:
 
 
 def _mean_over_rows(func: Callable, by_index: bool, rows: int) -> Callable:
-    def mean(input: Any, target: Any, weight: Any = None, *_: Any, ignore_index: int = -100,
-             **kwargs: Any) -> Any:
-        kwargs.pop("reduction", None)
+    def mean(input: Any, target: Any, weight: Any = None, ignore_index: int = -100,
+             reduction: str = "mean", **kwargs: Any) -> Any:
+        del reduction
         total = func(input, target, weight, ignore_index=ignore_index, reduction="sum", **kwargs)
         if not by_index:
             return total / rows

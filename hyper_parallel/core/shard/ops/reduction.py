@@ -5,10 +5,10 @@ from math import prod
 from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
-from hyper_parallel.core.shard._registry import add_rule, rule_for
+from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import (
     Call, Decomposition, Dims, Rule, named_dims, positive_dims)
-from hyper_parallel.core.placement_types import Replicate, Shard
+from hyper_parallel.core.placement_types import Replicate
 
 
 def _dims_and_keep(call: Call, position: int = 1) -> tuple[Any, bool]:
