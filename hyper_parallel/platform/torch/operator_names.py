@@ -1,7 +1,7 @@
 """One name for every spelling of a PyTorch function, and functions opened up to their parts."""
 from __future__ import annotations
 
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, Callable, Optional
 
 import torch
@@ -16,7 +16,7 @@ _IN_PLACE_DUNDERS = frozenset({"add", "sub", "mul", "truediv", "floordiv", "mod"
                                "or", "xor", "lshift", "rshift", "div"})
 
 # Functions that share a name with another one whose arguments come in another order.
-_RENAMED = {torch.embedding: "embedding_lookup"}
+_RENAMED = {torch.embedding: "embedding_lookup", torch.Tensor.where: "where_method"}
 
 _NO_OVERRIDES = {name: lambda *_: False for name in (
     "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
@@ -84,6 +84,20 @@ def decomposed(func: Callable) -> Optional[Callable]:
             namespace["torch"] = _TORCH
         _namespaces[id(func.__globals__)] = namespace
     body = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__,
-                        func.__closure__)
+                        _opened_closure(func))
     body.__kwdefaults__ = func.__kwdefaults__
     return body
+
+
+def _opened_closure(func: FunctionType) -> Optional[tuple[CellType, ...]]:
+    """The closure, with functions of PyTorch in it opened up as well.
+
+    A function that picks one of two by an argument holds them there, and theirs is the override
+    check that would call it again.
+    """
+    if func.__closure__ is None:
+        return None
+    inner = [cell.cell_contents for cell in func.__closure__]
+    # A decorated function may hold itself, for its own check.
+    return tuple(CellType(value if value is func else decomposed(value) or value)
+                 for value in inner)

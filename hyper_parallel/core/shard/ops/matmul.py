@@ -1,10 +1,15 @@
 """Products that sum over a shared dim: sharding that dim makes the result Partial."""
 from __future__ import annotations
 
-from typing import Optional
+from math import prod
+from typing import Any, Callable, Optional, Sequence
 
+from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import add_rule, rule_for
 from hyper_parallel.core.shard._rule import Call, Rule, rule_from_notation
+from hyper_parallel.platform import get_platform
+
+_Tensor = get_platform().Tensor
 
 
 @rule_for("linear")
@@ -94,7 +99,26 @@ def _attention(call: Call) -> Optional[Rule]:
     return rule_from_notation(
         f"... {heads[0]} l e, ... {heads[1]} s e, ... {heads[1]} s v, "
         f"{_mask_dims(shapes, order[3], heads[0])} -> ... {heads[0]} l v",
-        shapes, order, whole=whole, random=dropout)
+        shapes, order, whole=whole, random=dropout, localize=_linked_when_empty)
+
+
+def _linked_when_empty(operands: Sequence[TensorSpec], results: Sequence[TensorSpec]
+                       ) -> Optional[Callable]:
+    """A rank without queries or keys must still reach every operand in the backward pass.
+
+    The kernels forget the mask when there is nothing to mask, and this rank would then miss the
+    collective of the mask's gradient.
+    """
+    if all(prod(spec.local_shape) for spec in operands):
+        return None
+    shape = results[0].local_shape
+
+    def nothing(*args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values())
+                   if isinstance(value, _Tensor) and value.is_floating_point()]
+        return tensors[0].new_zeros(shape) + sum(tensor.sum() for tensor in tensors)
+
+    return nothing
 
 
 def _mask_dims(shapes, index: Optional[int], heads: str) -> str:

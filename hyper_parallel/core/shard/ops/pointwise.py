@@ -7,7 +7,8 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard._registry import add_rule, rule_for
-from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, rule_from_notation
+from hyper_parallel.core.shard._rule import (
+    Call, Decomposition, Rule, named_dims, rule_from_notation)
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -55,9 +56,10 @@ def _to(call: Call) -> Rule:
     """A change of dtype or device; only one between floating types passes a Partial sum on."""
     keeps = "int" not in repr(call.args[1:]) + repr(call.kwargs) and \
         "bool" not in repr(call.args[1:]) + repr(call.kwargs)
-    if len(call.specs) > 1:
-        return pointwise(call, unread=frozenset({1}))
-    return pointwise(call, terms=((0,),) if keeps else ())
+    operand, sizes = named_dims(call.shapes[0])
+    others = tuple(tuple(() for _ in shape) for shape in call.shapes[1:])
+    return Rule((operand, *others), (operand,), sizes, terms=((0,),) if keeps and not others else (),
+                unread=frozenset(range(1, len(call.shapes))))
 
 
 def _sum_of_two(call: Call) -> Rule:
@@ -79,9 +81,9 @@ def _where(call: Call) -> Optional[Rule]:
     if len(call.args) + len(call.kwargs) < 3:
         return None
     first, second = call.operand(1, "input"), call.operand(2, "other")
-    if call.operand(0, "condition") is None:
+    if call.name == "where_method":
         # x.where(condition, y): the tensor itself comes first.
-        first, second = 0, call.operand(2, "other")
+        first = 0
     both = first is not None and second is not None
     return pointwise(call, terms=((first,), (second,)) if both else ())
 
@@ -125,7 +127,7 @@ add_rule("add sub subtract", _sum_of_two, number_blind=True)
 add_rule("mul multiply", _product, number_blind=True)
 add_rule("div divide true_divide", _quotient, number_blind=True)
 add_rule("to type type_as", _to)
-add_rule("where", _where, number_blind=True)
+add_rule("where where_method", _where, number_blind=True)
 add_rule("copy", _copy)
 add_rule(_LIKE, _like, number_blind=True)
 add_rule(_RANDOM_LIKE, _random_like, number_blind=True)
