@@ -9,8 +9,9 @@ Making a group needs only its members, which may have made any other groups befo
 ``use_local_synchronization``, names a group by how many groups the process has made, so that
 members with different histories wait for each other for ever. Here each member writes a key into
 the default group's store, waits for the keys of the others, and then makes the group with the
-function under ``new_group``. The name comes from the ordered ranks and from the life's token,
-a random word that the first process to need it puts into the store.
+function under ``new_group``. The name comes from the ordered ranks, from how often these ranks
+made their group before (a user can destroy it), and from the life's token, a random word that the
+first process to need it puts into the store.
 """
 import functools
 import hashlib
@@ -20,6 +21,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections import Counter
 from datetime import timedelta
 from typing import Any, Callable, Optional, Sequence
 
@@ -40,6 +42,7 @@ class _Life:
     def __init__(self, default: Group) -> None:
         self.default = weakref.ref(default)
         self.groups: dict[tuple[int, ...], Group] = {}
+        self.times_made: Counter[tuple[int, ...]] = Counter()
         self.locks: dict[tuple[int, ...], threading.Lock] = {}
         self.token = ""
 
@@ -248,7 +251,8 @@ def _make_group(life: _Life, ranks: tuple[int, ...]) -> Group:
     world = _internal("_world")
     backend, store = world.pg_map[default]
     timeout = _timeout_of(default)
-    name = f"hyper_parallel_{len(ranks)}_{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    name = f"hyper_parallel_{len(ranks)}_{digest}_{life.times_made[ranks]}"
     if backend != "fake":  # the fake backend has no peers to wait for, and no store
         name = f"{name}_{_token_of(life, store)}"
         _meet(store, name, ranks, timeout)
@@ -262,6 +266,7 @@ def _make_group(life: _Life, ranks: tuple[int, ...]) -> Group:
         raise RuntimeError(f"the members of the group {_shown(ranks)} all asked for it but "
                            f"could not connect: {error}") from error
     world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(ranks)}
+    life.times_made[ranks] += 1
     return group
 
 

@@ -14,3 +14,15 @@ def test_collectives(case: Case) -> None:
 def test_gradients(case: Case) -> None:
     """First and second derivatives against the dense ones."""
     run_case(case)
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_groups.py"))
+def test_groups(case: Case) -> None:
+    """Made by their members alone, in any order."""
+    run_case(case)
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_missing_member.py"))
+def test_missing_member(case: Case) -> None:
+    """An error instead of a hang."""
+    run_case(case)
