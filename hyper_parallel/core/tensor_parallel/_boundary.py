@@ -6,7 +6,6 @@ know no module, so a copied or pickled module takes its own copies along.
 """
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Optional
 
 from hyper_parallel.core.device_mesh import DeviceMesh
@@ -18,12 +17,33 @@ from hyper_parallel.platform import get_platform
 platform = get_platform()
 
 
-@lru_cache(maxsize=1024)
-def _layout(mesh: DeviceMesh, placement: Placement, ndim: int) -> Layout:
-    return Layout(mesh, (placement,)).for_ndim(ndim)
+class _Boundary:
+    """A module's way in or out, where tensors get one placement.
+
+    Args:
+        who: style and module, for messages.
+        mesh: mesh of one axis.
+        wanted: the placement.
+    """
+
+    def __init__(self, who: str, mesh: DeviceMesh, wanted: Placement) -> None:
+        self._who = who
+        self._mesh = mesh
+        self._wanted = wanted
+        self._layouts: dict[int, Layout] = {}
+
+    def _arrange(self, value: DTensor) -> DTensor:
+        """``value`` in the layout wanted; itself where it has that already."""
+        ndim = len(value.shape)
+        wanted = self._layouts.get(ndim)
+        if wanted is None:
+            wanted = self._layouts[ndim] = Layout(self._mesh, (self._wanted,)).for_ndim(ndim)
+        if value.layout is wanted:
+            return value
+        return value.redistribute(self._mesh, wanted.placements)
 
 
-class EnterModule:
+class EnterModule(_Boundary):
     """Gives a module its first argument in the layout that it works on.
 
     Args:
@@ -37,10 +57,8 @@ class EnterModule:
 
     def __init__(self, who: str, mesh: DeviceMesh, given: Placement, wanted: Placement,
                  features: Optional[int] = None) -> None:
-        self._who = who
-        self._mesh = mesh
+        super().__init__(who, mesh, wanted)
         self._given = given
-        self._wanted = wanted
         self._features = features
 
     def __call__(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -58,10 +76,7 @@ class EnterModule:
         if not isinstance(value, DTensor):
             value = DTensor.from_local(value, self._mesh, (self._given,),
                                        shape=self._global_shape(value))
-        wanted = _layout(self._mesh, self._wanted, len(value.shape))
-        if value.layout is wanted:
-            return value
-        return value.redistribute(self._mesh, wanted.placements)
+        return self._arrange(value)
 
     def _global_shape(self, local: Any) -> Optional[tuple[int, ...]]:
         ndim = len(local.shape)
@@ -71,7 +86,7 @@ class EnterModule:
         return (*local.shape[:-1], self._features)
 
 
-class LeaveModule:
+class LeaveModule(_Boundary):
     """Gives a module's result the layout that the plan asks for.
 
     Args:
@@ -82,16 +97,12 @@ class LeaveModule:
     """
 
     def __init__(self, who: str, mesh: DeviceMesh, wanted: Placement, to_plain: bool) -> None:
-        self._who = who
-        self._mesh = mesh
-        self._wanted = wanted
+        super().__init__(who, mesh, wanted)
         self._to_plain = to_plain
 
     def __call__(self, module: Any, args: tuple, output: Any) -> Any:
         if not isinstance(output, DTensor):
             raise TypeError(f"the forward of {self._who} must give a DTensor, but gave a "
                             f"{type(output).__name__}.")
-        wanted = _layout(self._mesh, self._wanted, len(output.shape))
-        if output.layout is not wanted:
-            output = output.redistribute(self._mesh, wanted.placements)
+        output = self._arrange(output)
         return output.to_local() if self._to_plain else output

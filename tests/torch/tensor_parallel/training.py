@@ -97,6 +97,14 @@ def one_pass(model: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor 
     return [output, loss, *(leaf.grad for leaf in leaves)]
 
 
+def pass_alike(model: nn.Module, dense: nn.Module, inputs: list[torch.Tensor], when: str) -> None:
+    """One pass of each gives the same results and gradients."""
+    results = zip(one_pass(model, inputs), one_pass(dense, inputs), strict=True)
+    for index, (result, expected) in enumerate(results):
+        assert_near(result, expected, f"result {index} {when}")
+    assert_alike(model, dense, when)
+
+
 def clip_alike(model: nn.Module, dense: nn.Module, options: dict[str, Any], when: str) -> None:
     """Clip the gradients of both twins, which must be too long."""
     norm, expected = (nn.utils.clip_grad_norm_(twin.parameters(), **options)
@@ -125,10 +133,7 @@ def train(make: Callable[[], nn.Module], plan: Any, mesh: DeviceMesh, inputs: li
     steppers = [OPTIMIZERS[optimizer](twin.parameters()) for twin in (model, dense)]
     for step in range(steps):
         when = f"in step {step} with {optimizer} on {mesh}"
-        results = zip(one_pass(model, inputs), one_pass(dense, inputs))
-        for index, (result, expected) in enumerate(results):
-            assert_near(result, expected, f"result {index} {when}")
-        assert_alike(model, dense, when)
+        pass_alike(model, dense, inputs, when)
         if clip is not None:
             clip_alike(model, dense, clip, when)
         for stepper in steppers:
