@@ -25,7 +25,9 @@ lint: $(READY)
 	$(BIN)/pylint --recursive=y hyper_parallel tests $(wildcard benchmarks)
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dispatch.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/mlp_step.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mesh.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,5 +1,6 @@
 """The README and every page of docs/ show code that runs and output that it prints."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def case_for(document: Path, folder: Path) -> Case:
 def test_document(document: Path, tmp_path: Path) -> None:
     assert examples_of(document.read_text(encoding="utf-8")), "a page without a single example"
     run_case(case_for(document, tmp_path))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_targets_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert [link for link in links if not (document.parent / link).exists()] == []
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    named = re.findall(r"^make (\w+)|`make (\w+)`", text, re.M)
+    assert {first or second for first, second in named} <= set(targets)
 
 
 def reports_on(text: str, folder: Path) -> list[Report]:
