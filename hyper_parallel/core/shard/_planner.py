@@ -155,6 +155,11 @@ class InPlaceDetour(Plan):
         rest = [self._deep_whole(value) for value in args[1:]]
         more = {name: self._deep_whole(value) for name, value in kwargs.items()}
         func(whole, *rest, **more)
+        if whole.shape != target.shape:
+            raise ValueError(
+                f"{platform.operator_name(func)!r} would change the shape {tuple(target.shape)} to "
+                f"{tuple(whole.shape)} in place, which the layout of a DTensor does not allow: "
+                f"{target.layout!r}; use the operator that returns a new tensor.")
         if not isinstance(target, DTensor):
             target.copy_(whole)
             spec = TensorSpec(_replicated(_describe("", func, args, kwargs)[1]), target.shape)

@@ -50,7 +50,8 @@ def solve(rule: Rule, specs: Sequence[TensorSpec], mesh: DeviceMesh, in_place: b
         rule: the operator's rule, bound to the shapes of the call.
         specs: layout and global shape of each operand.
         mesh: the mesh that all of them are on.
-        in_place: operand 0 is written to, so it and result 0 keep its layout.
+        in_place: operand 0 is written to, so it keeps its layout and result 0 has the same
+            pieces.
 
     Returns:
         The solution, or None when ``in_place`` and the operator cannot keep operand 0 as it is.
@@ -61,7 +62,7 @@ def solve(rule: Rule, specs: Sequence[TensorSpec], mesh: DeviceMesh, in_place: b
         allowed = [
             choice for choice in _choices(rule, specs, axis)
             if fixed is None or (choice.operands[0] == fixed.placements[axis]
-                                 and choice.results[0] == fixed.placements[axis])]
+                                 and choice.results[0] == _renamed(rule, choice.operands[0]))]
         if not allowed:
             return None
         costs = [(_axis_cost(choice, specs, axis, size, rule), index)
@@ -71,9 +72,17 @@ def solve(rule: Rule, specs: Sequence[TensorSpec], mesh: DeviceMesh, in_place: b
     if chosen is None:
         return None
     solution = _layouts(rule, specs, mesh, chosen)
-    if fixed is not None and solution.results[0].layout is not fixed:
+    if fixed is not None and solution.operands[0] is not fixed:
         return None
     return solution
+
+
+def _renamed(rule: Rule, placement: Placement) -> Optional[Placement]:
+    """Placement of result 0 when it holds the pieces of operand 0, its dims maybe in new places."""
+    if type(placement) is not Shard or not rule.operands[0][placement.dim]:
+        return placement
+    dim = _place_of(rule.operands[0][placement.dim][0], rule.results[0])
+    return None if dim is None else Shard(dim)
 
 
 def _choices(rule: Rule, specs: Sequence[TensorSpec], axis: int) -> Iterator[Choice]:

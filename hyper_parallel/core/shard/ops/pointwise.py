@@ -58,7 +58,8 @@ def _to(call: Call) -> Rule:
         "bool" not in repr(call.args[1:]) + repr(call.kwargs)
     operand, sizes = named_dims(call.shapes[0])
     others = tuple(tuple(() for _ in shape) for shape in call.shapes[1:])
-    return Rule((operand, *others), (operand,), sizes, terms=((0,),) if keeps and not others else (),
+    terms = ((0,),) if keeps and not others else ()
+    return Rule((operand, *others), (operand,), sizes, terms=terms,
                 unread=frozenset(range(1, len(call.shapes))))
 
 

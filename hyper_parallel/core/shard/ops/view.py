@@ -72,12 +72,13 @@ def _squeeze(call: Call) -> Rule:
 
     def localize(_: Sequence[TensorSpec], results: Sequence[TensorSpec]) -> Callable:
         local_shape = results[0].local_shape
+        if call.name == "squeeze_":
+            return lambda x, *_, **__: x.squeeze_(drop) if drop else x
         return lambda x, *_, **__: x.squeeze(drop) if drop else x.view(local_shape)
 
     whole = frozenset(f"d{d}" for d in drop)
-    in_place = call.name.endswith("_")
     return Rule((operand,), (kept,), sizes, whole=whole, terms=((0,),), moves=True,
-                localize=None if in_place else localize)
+                localize=localize)
 
 
 def _regrouped(call: Call, shape: Sequence[int]) -> Rule:

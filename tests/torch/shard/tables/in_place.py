@@ -58,7 +58,7 @@ IN_PLACE: list[Entry] = [
     entry("setitem slice", lambda a, b: _set(a, (slice(None), slice(1, 3)), b), X, (5, 2),
           in_place=True),
     entry("setitem mask", lambda a, m: _set(a, m, 0.5), X, bools(*X), in_place=True),
-    entry("setitem index", lambda a, i, b: _set(a, i, b), X, ints(1, 1), (7,), in_place=True),
+    entry("setitem index", _set, X, ints(1, 1), (7,), in_place=True),
     entry("setitem all", lambda a, b: _set(a, slice(None), b), X, X, in_place=True),
     entry("write to a view", _write_view, X, in_place=True),
     entry("index_add_", lambda a, i, b: a.index_add_(0, i, b), X, ints(5, 3), (3, 7),
@@ -69,6 +69,7 @@ IN_PLACE: list[Entry] = [
     entry("t_", torch.Tensor.t_, X, in_place=True),
     entry("unsqueeze_", lambda a: a.unsqueeze_(1), X, in_place=True),
     entry("squeeze_", lambda a: a.squeeze_(1), (5, 1, 7), in_place=True),
+    entry("squeeze_ small", torch.Tensor.squeeze_, (4, 2), in_place=True),
     entry("transpose_", lambda a: a.transpose_(0, 1), X, in_place=True),
     entry("requires_grad_ of a product", lambda a: (a * 2).requires_grad_(), X),
 ]
