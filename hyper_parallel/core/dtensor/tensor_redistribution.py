@@ -115,6 +115,8 @@ class Move:
         return self._backward
 
     def _apply(self, local: Any, origin: object) -> Any:
+        if self._reduce_first:
+            local = platform.undress(local)
         for step in self._reduce_first:
             local = _compile_all_reduce(step, self.source.shape)(local)
         if not platform.needs_gradient(local):
@@ -123,9 +125,9 @@ class Move:
             self._run, lambda grad: self._move_gradient(grad, origin), local)
 
     def _run(self, local: Any) -> Any:
-        if not self._run_steps:
-            # Not a view: a view would hold its base, and the base may hold the result (a cache).
-            return local.detach()
+        # A plain alias for the collectives. Not a view: that would hold its base, and the base may
+        # hold the result (a cache).
+        local = local.detach()
         for run in self._run_steps:
             local = run(local)
         return local

@@ -44,9 +44,11 @@ def is_function_apply(func: Callable) -> bool:
 def _apply_identity(cls: type, args: Sequence[Any]) -> Any:
     """A Function that returns its arguments, as module backward hooks have: so do layouts."""
     results = _native_apply(cls, *map(_take_off, args))
-    if isinstance(results, tuple):
-        return tuple(map(_put_on, results, map(_clothes, args)))
-    return _put_on(results, _clothes(args[0]))
+    # Dressed themselves, not through an alias: the hooks look for the Function in their grad_fn.
+    for result, arg in zip(results if isinstance(results, tuple) else (results,), args):
+        if isinstance(arg, TorchDTensorBase):
+            dress(result, type(arg), arg._spec)
+    return results
 
 
 def _apply_checkpoint(run_function: Callable, preserve_rng_state: bool, *args: Any) -> Any:
