@@ -16,7 +16,7 @@ FORWARD = "forward"
 BACKWARD = "backward"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class TensorInfo:
     """What is remembered of a tensor.
 

@@ -20,7 +20,7 @@ from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
     collective_group_size,
-    first_tensor_info,
+    local_info,
     tensor_info,
     tensors_in,
 )
@@ -103,7 +103,7 @@ class Recorder:
         with self._guard:
             record = OpCall(op_name)
             self._tree.open(record, self._tree.innermost)
-            tensors = list(tensors_in(args, kwargs))
+            tensors = tensors_in(args, kwargs)
             record.input_infos = [tensor_info(tensor) for tensor in tensors]
             record.carried_makers = self._tree.makers.among(tensors)
 
@@ -137,8 +137,7 @@ class Recorder:
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict,
                             result: Any) -> None:
         with self._guard:
-            input_info = first_tensor_info(args, kwargs)
-            output_info = first_tensor_info(result)
+            input_info, output_info = local_info(args, kwargs), local_info(result)
             around = self._tree.innermost
             self._tree.add_collective(CollectiveCall(
                 method_name,

@@ -1,17 +1,18 @@
 """Reads what a trace remembers out of the arguments and results of a call."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import TensorInfo
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
 
 _TENSOR_TYPES = (DTensor, platform.Tensor)
-_dtype_names: dict[Any, str] = {}
 
 # Where the group stands in the signatures of the platform's collectives.
 _GROUP_POSITION = {
@@ -24,34 +25,51 @@ _GROUP_POSITION = {
 }
 
 
-def tensors_in(*values: Any) -> Iterator[Any]:
+def tensors_in(*values: Any) -> list[Any]:
     """The tensors among values, in order, through tuples, lists and the values of dicts."""
+    found: list[Any] = []
+    _collect(values, found)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Any]) -> None:
     for value in values:
         if isinstance(value, _TENSOR_TYPES):
-            yield value
+            found.append(value)
         elif isinstance(value, (tuple, list)):
-            yield from tensors_in(*value)
+            _collect(value, found)
         elif isinstance(value, dict):
-            yield from tensors_in(*value.values())
+            _collect(value.values(), found)
 
 
 def tensor_info(tensor: Any) -> TensorInfo:
     """What is remembered of one tensor. Reads metadata only, so nothing is communicated."""
-    dtype = tensor.dtype
-    name = _dtype_names.get(dtype)
-    if name is None:
-        name = _dtype_names[dtype] = str(dtype)
     if isinstance(tensor, DTensor):
-        return TensorInfo(tuple(tensor.shape), name, True, tensor.placements,
-                          tuple(tensor.device_mesh.mesh_shape))
-    return TensorInfo(tuple(tensor.shape), name)
+        # Read from the local tensor, the dtype is the same and much cheaper to come by.
+        return _dtensor_info(tensor._spec, platform.run_undressed(_dtype, (tensor,), {}))
+    return _plain_info(tensor)
 
 
-def first_tensor_info(*values: Any) -> TensorInfo | None:
-    """What is remembered of the first tensor among values; None without one."""
+def local_info(*values: Any) -> TensorInfo | None:
+    """What this rank holds of the first tensor among values; None without one."""
     for tensor in tensors_in(*values):
-        return tensor_info(tensor)
+        return platform.run_undressed(_plain_info, (tensor,), {})
     return None
+
+
+@lru_cache(maxsize=1024)
+def _dtensor_info(spec: TensorSpec, dtype: Any) -> TensorInfo:
+    """Tensors that look alike share their info: a trace has few kinds of them."""
+    return TensorInfo(tuple(spec.shape), str(dtype), True, spec.layout.placements,
+                      tuple(spec.layout.device_mesh.mesh_shape))
+
+
+def _plain_info(tensor: Any) -> TensorInfo:
+    return TensorInfo(tuple(tensor.shape), str(tensor.dtype))
+
+
+def _dtype(tensor: Any) -> Any:
+    return tensor.dtype
 
 
 def collective_group_size(method_name: str, args: tuple, kwargs: dict) -> int | None:
