@@ -1,6 +1,7 @@
 """Values of the collectives on four ranks: groups, orders, dims, strides, dtypes, empty tensors."""
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ EVERY = [torch.bool, *REAL, *COMPLEX, *ODD]
 
 
 def exact(got: Tensor, wanted: Tensor) -> None:
-    """Equal in shape, dtype and every value; contiguous as a fresh result is."""
+    """Equal in shape, dtype and every value."""
     assert got.dtype == wanted.dtype and got.shape == wanted.shape, (got, wanted)
     if got.dtype in ODD:
         got, wanted = got.to(torch.float64), wanted.to(torch.float64)
@@ -44,7 +45,19 @@ def several() -> list[Team]:
 
 def gather(team: Team, dim: int) -> Callable[[Tensor], Tensor]:
     """The call under test, all but its data."""
-    return lambda x: platform.differentiable_all_gather_concat(x, team.group, team.size, dim)
+    return partial(platform.differentiable_all_gather_concat, group=team.group,
+                   concat_size=team.size, concat_dim=dim)
+
+
+def reduce(team: Team, op: str) -> Callable[[Tensor], Tensor]:
+    """Likewise."""
+    return partial(platform.differentiable_all_reduce, op=op, group=team.group)
+
+
+def reduce_scatter(team: Team, axis: int, op: str) -> Callable[[Tensor], Tensor]:
+    """Likewise."""
+    return partial(platform.differentiable_reduce_scatter, dev_num=team.size, axis=axis, op=op,
+                   group=team.group)
 
 
 # ---- all-gather ----
@@ -122,8 +135,7 @@ def test_all_reduce_of_every_dtype() -> None:
         for dtype in EVERY:
             operands = team.data((3, 2), dtype)
             for op in reductions(dtype):
-                got = kept(lambda x, op=op: platform.differentiable_all_reduce(
-                    x, op, team.group), operands[team.position])
+                got = kept(reduce(team, op), operands[team.position])
                 if op == "avg" and team.size == 3:  # a third is rounded, once here and once there
                     torch.testing.assert_close(
                         got.to(torch.complex128), combined(op, operands).to(torch.complex128),
@@ -153,8 +165,8 @@ def test_all_reduce_of_any_shape() -> None:
         for make in (lambda x: x[0, 0], lambda x: x[:, :0], Tensor.t,
                      lambda x: x[:1].expand(3, 4), lambda x: (x * 1j).conj()):
             operands = [make(operand) for operand in team.data((3, 4))]
-            exact(kept(lambda x: platform.differentiable_all_reduce(x, "sum", team.group),
-                       operands[team.position]), sum(operands).resolve_conj())
+            exact(kept(reduce(team, "sum"), operands[team.position]),
+                  sum(operands).resolve_conj())
 
 
 # ---- reduce-scatter ----
@@ -166,9 +178,7 @@ def test_reduce_scatter_keeps_the_own_piece() -> None:
         for op in reductions(torch.float64):
             for axis in range(-3, 3):
                 wanted = combined(op, operands).chunk(team.size, axis)[team.position]
-                exact(kept(lambda x, op=op, axis=axis: platform.differentiable_reduce_scatter(
-                    x, team.size, axis, op, team.group), operands[team.position]),
-                    wanted.contiguous())
+                exact(kept(reduce_scatter(team, axis, op), operands[team.position]), wanted)
 
 
 def test_reduce_scatter_of_every_dtype() -> None:
@@ -177,10 +187,8 @@ def test_reduce_scatter_of_every_dtype() -> None:
         for dtype in [torch.bool, *REAL, *COMPLEX]:
             operands = team.data((12, 2), dtype)
             for op in reductions(dtype):
-                got = platform.differentiable_reduce_scatter(
-                    operands[team.position], team.size, 0, op, team.group)
-                whole = platform.differentiable_all_reduce(operands[team.position], op,
-                                                           team.group)
+                got = reduce_scatter(team, 0, op)(operands[team.position])
+                whole = reduce(team, op)(operands[team.position])
                 exact(got, whole.chunk(team.size)[team.position])
 
 
@@ -189,8 +197,7 @@ def test_reduce_scatter_of_strided_and_empty_tensors() -> None:
     for team in several():
         for make in (Tensor.t, lambda x: x[:, ::2], lambda x: x[:, :0], lambda x: x[:0]):
             operands = [make(operand) for operand in team.data((24, 12))]
-            got = platform.differentiable_reduce_scatter(operands[team.position], team.size, 0,
-                                                         "sum", team.group)
+            got = reduce_scatter(team, 0, "sum")(operands[team.position])
             exact(got, sum(operands).chunk(team.size)[team.position] if operands[0].shape[0]
                   else sum(operands))
 
@@ -222,8 +229,9 @@ def test_all_to_all() -> None:
             sent = [make(tensor) for tensor in team.data((12, 12, 2))]
             wanted = torch.cat([tensor.chunk(team.size)[team.position] for tensor in sent])
             for shape in (wanted.shape, (wanted.numel(),), (wanted.numel(), 1)):
-                exact(kept(lambda x, shape=shape: platform.differentiable_all_to_all(
-                    x, shape, team.group), sent[team.position]), wanted.reshape(shape))
+                call = partial(platform.differentiable_all_to_all, output_shape=shape,
+                               group=team.group)
+                exact(kept(call, sent[team.position]), wanted.reshape(shape))
 
 
 def splits(team: Team) -> list[list[int]]:
@@ -238,9 +246,9 @@ def test_all_to_all_single_of_uneven_pieces_and_every_dtype() -> None:
         for dtype in EVERY:
             sent = [tensor[:sum(row)] for tensor, row in zip(team.data((12, 3), dtype), lengths)]
             parts = [tensor.split(row) for tensor, row in zip(sent, lengths)]
-            received = [row[me] for row in lengths]
-            got = kept(lambda x, received=received: platform.differentiable_all_to_all_single(
-                x, lengths[me], received, team.group), sent[me])
+            call = partial(platform.differentiable_all_to_all_single, input_splits=lengths[me],
+                           output_splits=[row[me] for row in lengths], group=team.group)
+            got = kept(call, sent[me])
             wanted = torch.cat([part[me].to(torch.complex128) for part in parts])
             assert got.dtype == dtype and torch.equal(got.to(torch.complex128), wanted)
         even = team.data((12, 2))

@@ -17,9 +17,31 @@ Spread = Callable[[Tensor, Team], Tensor]
 Dense = Callable[[list[Tensor]], list[Tensor]]
 
 
+def derivatives(leaves: list[Tensor], results: list[Tensor], seeds: tuple[int, int],
+                equal: tuple[bool, bool]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Gradients of a loss of the results, and gradients of a function of those.
+
+    The loss is a cube, so that the second derivative still depends on the data.
+
+    Args:
+        leaves: the data of each rank.
+        results: the result of each rank.
+        seeds: of the first rank's weights of the results and of the gradients.
+        equal: whether all ranks have the same results, and the same gradients; then one of them
+            counts, else their sum.
+    """
+    weights = [numbers(tuple(result.shape), seeds[0] if equal[0] else seeds[0] + i)
+               for i, result in enumerate(results)]
+    terms = [(weight * result ** 3).sum() for weight, result in zip(weights, results)]
+    first = torch.autograd.grad(terms[0] if equal[0] else sum(terms), leaves, create_graph=True)
+    weights = [numbers(tuple(leaf.shape), seeds[1] if equal[1] else seeds[1] + i)
+               for i, leaf in enumerate(leaves)]
+    terms = [(weight * gradient).sum() for weight, gradient in zip(weights, first)]
+    return first, torch.autograd.grad(terms[0] if equal[1] else sum(terms), leaves)
+
+
 def check(team: Team, spread: Spread, dense: Dense, shape: Sequence[int], *,
-          equal_result: bool, equal_gradient: bool, strided: bool = False,
-          rounding: float = 0.0) -> None:
+          equal: tuple[bool, bool], strided: bool = False, rounding: float = 0.0) -> None:
     """Compare value, gradient and gradient of the gradient with the dense computation.
 
     Args:
@@ -27,35 +49,23 @@ def check(team: Team, spread: Spread, dense: Dense, shape: Sequence[int], *,
         spread: the collective, from this rank's data to its result.
         dense: the same from everybody's data to everybody's results.
         shape: of the data.
-        equal_result: whether all ranks get the same result.
-        equal_gradient: whether the gradient is the same on all ranks.
+        equal: whether all ranks get the same result, and the same gradient.
         strided: whether the data lies in memory column by column.
         rounding: relative difference to allow where a gradient is divided by three.
     """
     leaves = [(data + 1).requires_grad_() for data in team.data(tuple(shape))]
-    me, size = team.position, team.size
+    me = team.position
+    results = dense(leaves)
     x = leaves[me].detach().clone().requires_grad_()
     y = spread(x.transpose(0, -1).contiguous().transpose(0, -1) if strided else x, team)
-    results = dense(leaves)
     assert torch.equal(y, results[me])
 
-    # The loss is a cube, so that the second derivative still depends on the data.
-    weights = [numbers(tuple(result.shape), 7 if equal_result else 70 + i)
-               for i, result in enumerate(results)]
-    (first,) = torch.autograd.grad((weights[me] * y ** 3).sum(), x, create_graph=True)
-    terms = [(weight * result ** 3).sum() for weight, result in zip(weights, results)]
-    dense_first = torch.autograd.grad(terms[0] if equal_result else sum(terms), leaves,
-                                      create_graph=True)
-    torch.testing.assert_close(first, dense_first[me], rtol=rounding, atol=0.0)
-    if equal_gradient:
-        assert all(torch.equal(first, other) for other in dense_first)
-
-    directions = [numbers(tuple(shape), 9 if equal_gradient else 90 + i) for i in range(size)]
-    (second,) = torch.autograd.grad((directions[me] * first).sum(), x)
-    terms = [(direction * gradient).sum()
-             for direction, gradient in zip(directions, dense_first)]
-    dense_second = torch.autograd.grad(terms[0] if equal_gradient else sum(terms), leaves)
-    torch.testing.assert_close(second, dense_second[me], rtol=rounding, atol=0.0)
+    wanted = derivatives(leaves, results, (70, 90), equal)
+    got = derivatives([x], [y], (70 if equal[0] else 70 + me, 90 if equal[1] else 90 + me), equal)
+    for order in (0, 1):
+        torch.testing.assert_close(got[order][0], wanted[order][me], rtol=rounding, atol=0.0)
+    if equal[1]:
+        assert all(torch.equal(got[0][0], gradient_of_other) for gradient_of_other in wanted[0])
 
 
 def several() -> list[Team]:
@@ -73,7 +83,7 @@ def test_all_gather() -> None:
                 check(team, lambda x, t, dim=dim: platform.differentiable_all_gather_concat(
                     x, t.group, t.size, dim),
                     lambda xs, dim=dim: [torch.cat(xs, dim)] * len(xs), (2, 3, 4),
-                    equal_result=True, equal_gradient=False, strided=strided)
+                    equal=(True, False), strided=strided)
 
 
 def reduced(op: str, xs: list[Tensor]) -> Tensor:
@@ -90,12 +100,12 @@ def test_all_reduce() -> None:
         for op in ("sum", "max", "min", "product"):
             check(team, lambda x, t, op=op: platform.differentiable_all_reduce(x, op, t.group),
                   lambda xs, op=op: [reduced(op, xs)] * len(xs), (3, 4),
-                  equal_result=True, equal_gradient=op == "sum", strided=True,
+                  equal=(True, op == "sum"), strided=True,
                   rounding=1e-14 if op in ("max", "min") else 0.0)
         if team.size in (2, 4):  # a third is not exact
             check(team, lambda x, t: platform.differentiable_all_reduce(x, "avg", t.group),
                   lambda xs: [reduced("avg", xs)] * len(xs), (3, 4),
-                  equal_result=True, equal_gradient=True)
+                  equal=(True, True))
 
 
 def test_reduce_scatter() -> None:
@@ -106,13 +116,13 @@ def test_reduce_scatter() -> None:
                 check(team, lambda x, t, op=op, axis=axis: platform.differentiable_reduce_scatter(
                     x, t.size, axis, op, t.group),
                     lambda xs, op=op, axis=axis: list(reduced(op, xs).chunk(len(xs), axis)),
-                    (12, 2, 12), equal_result=False, equal_gradient=op == "sum", strided=True,
+                    (12, 2, 12), equal=(False, op == "sum"), strided=True,
                     rounding=1e-14 if op in ("max", "min") else 0.0)
         if team.size in (2, 4):
             check(team, lambda x, t: platform.differentiable_reduce_scatter(
                 x, t.size, 0, "avg", t.group),
                 lambda xs: list(reduced("avg", xs).chunk(len(xs))), (4, 3),
-                equal_result=False, equal_gradient=True)
+                equal=(False, True))
 
 
 def exchanged(xs: list[Tensor]) -> list[Tensor]:
@@ -124,10 +134,10 @@ def test_all_to_all() -> None:
     """The gradient goes back the way the data came, through a result of another shape too."""
     for team in several():
         check(team, lambda x, t: platform.differentiable_all_to_all(x, x.shape, t.group),
-              exchanged, (12, 3), equal_result=False, equal_gradient=False, strided=True)
+              exchanged, (12, 3), equal=(False, False), strided=True)
         check(team, lambda x, t: platform.differentiable_all_to_all(x, (6, 6), t.group),
               lambda xs: [x.reshape(6, 6) for x in exchanged(xs)], (12, 3),
-              equal_result=False, equal_gradient=False)
+              equal=(False, False))
 
 
 def test_all_to_all_single() -> None:
@@ -152,10 +162,10 @@ def test_all_to_all_single() -> None:
 
         for call in (lambda x, t, lengths=lengths: platform.differentiable_all_to_all_single(
                 x, *lengths, t.group), asynchronous):
-            check(team, call, sent, (longest, 2), equal_result=False, equal_gradient=False,
+            check(team, call, sent, (longest, 2), equal=(False, False),
                   strided=True)
         check(team, lambda x, t: platform.differentiable_all_to_all_single(x, None, None, t.group),
-              exchanged, (12, 2), equal_result=False, equal_gradient=False)
+              exchanged, (12, 2), equal=(False, False))
 
 
 # ---- particular values ----
