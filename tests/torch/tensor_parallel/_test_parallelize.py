@@ -100,12 +100,16 @@ def test_uneven_sizes() -> None:
 
 def test_parts_as_plain_tensors() -> None:
     """Between the layers goes this rank's part alone, also where the parts are uneven."""
-    plan = {"fc1": ColwiseParallel(use_local_output=True), "fc2": RowwiseParallel()}
-    for mesh, inner in itertools.product(meshes(), (16, 10)):
+    seconds = [RowwiseParallel(),
+               ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate()),
+               ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())]
+    for mesh, inner, second in itertools.product(meshes(), (16, 10), seconds):
+        plan = {"fc1": ColwiseParallel(use_local_output=True), "fc2": second}
         model, _ = train(lambda inner=inner: MLP(7, inner), plan, mesh, [random(2, 7)])
         hidden = model.fc1(random(2, 7))
         assert type(hidden) is torch.Tensor
         assert hidden.shape == (2, model.fc1.weight.to_local().shape[0])
+        assert torch.equal(model.fc2(input=hidden), model.fc2(hidden))
 
 
 def test_what_a_caller_gets() -> None:
