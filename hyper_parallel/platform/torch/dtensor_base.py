@@ -118,6 +118,11 @@ class TorchDTensorBase(torch.Tensor):
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
+    def __format__(self, format_spec: str) -> str:
+        # A number is formatted as one, as a plain tensor's is.
+        return format(self.item(), format_spec) if not self.shape else \
+            object.__format__(self, format_spec)
+
     def backward(self, gradient: Optional[torch.Tensor] = None,
                  retain_graph: Optional[bool] = None, create_graph: bool = False,
                  inputs: Any = None) -> None:

@@ -14,9 +14,15 @@ _DUNDERS = {
 }
 _IN_PLACE_DUNDERS = frozenset({"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
                                "or", "xor", "lshift", "rshift", "div"})
+# float(x) gives a Python number and x.float() a tensor, so they must not share a name.
+_CONVERSIONS = frozenset({"float", "int", "bool", "complex", "index"})
 
 # Functions that share a name with another one whose arguments come in another order.
-_RENAMED = {torch.embedding: "embedding_lookup", torch.Tensor.where: "where_method"}
+_RENAMED = {
+    torch.Tensor.where: "where_method",
+    **dict.fromkeys((torch.embedding, torch.ops.aten.embedding, torch.ops.aten.embedding.default),
+                    "embedding_lookup"),
+}
 
 _NO_OVERRIDES = {name: lambda *_: False for name in (
     "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")}
@@ -62,6 +68,8 @@ def operator_name(func: Callable) -> str:
 
 def _without_dunders(name: str) -> str:
     if not (name.startswith("__") and name.endswith("__")):
+        return name
+    if name[2:-2] in _CONVERSIONS:
         return name
     name = name[2:-2]
     if name[0] == "i" and name[1:] in _IN_PLACE_DUNDERS:

@@ -78,5 +78,9 @@ INDEXING: list[Entry] = [
     entry("embedding small", F.embedding, ints(3, 8), Tensor((3, 2))),
     entry("embedding kw", lambda i, w: F.embedding(input=i, weight=w), ints(9, 5), Tensor((9, 3))),
     entry("torch.embedding", lambda i, w: torch.embedding(w, i), ints(9, 5), Tensor((9, 3))),
+    entry("aten.embedding", lambda i, w: torch.ops.aten.embedding(w, i), ints(9, 5),
+          Tensor((9, 3))),
+    entry("aten.embedding.default", lambda i, w: torch.ops.aten.embedding.default(w, i, 2),
+          ints(9, 5), Tensor((9, 3))),
     entry("embedding_bag", F.embedding_bag, ints(9, 4, 5), Tensor((9, 3))),
 ]

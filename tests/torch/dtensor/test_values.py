@@ -1,0 +1,9 @@
+"""Values of DTensors on four ranks."""
+import pytest
+
+from tests.torch.launcher import Case, run_case, worker_cases
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_values.py"))
+def test_values(case: Case) -> None:
+    run_case(case)
