@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 
 from hyper_parallel.platform.torch import groups
 from hyper_parallel.platform.torch.platform import TorchPlatform
+from tests.torch.launcher import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +20,12 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def run_alone(code: str, **variables: str) -> str:
+def run_alone(code: str) -> str:
     """Output of ``code`` in a fresh process without a launcher's variables."""
     unwanted = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-                          env=environment | {"OMP_NUM_THREADS": "1"} | variables,
+                          env=environment | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
                           capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

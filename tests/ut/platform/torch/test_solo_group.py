@@ -112,7 +112,7 @@ def test_in_a_world() -> None:
     assert dist.get_rank(group) == 0 and dist.get_process_group_ranks(group) == [0]
     dist.destroy_process_group(group)
     assert dist.is_initialized()
-    """, PYTHONPATH=".") == ""
+    """) == ""
 
 
 @pytest.mark.parametrize("name", [*FILLING, *KEEPING])
