@@ -8,6 +8,7 @@ source.  Both take turns in one process; the numbers are medians in microseconds
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import statistics
 import textwrap
@@ -33,7 +34,7 @@ def without_observer() -> Callable:
     code = next(part for part in module.co_consts if isinstance(part, CodeType))
     defaults = _op_dispatch.OpDispatcher.dispatch.__defaults__
     function = FunctionType(code, vars(_op_dispatch), "dispatch", defaults)
-    return function.__get__(_op_dispatch.dispatcher)
+    return functools.partial(function, _op_dispatch.dispatcher)
 
 
 def measure(rounds: int, calls: int) -> dict[str, list[float]]:
