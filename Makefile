@@ -1,10 +1,11 @@
 # Each target makes the environment it needs; a second run finds it ready.
 #
-#   make demo     run the traced two-rank MLP (NPROC=4 for a 2-D mesh)
-#   make test     run every test
-#   make lint     pylint, which must give 10/10
-#   make bench    measure against torch's DTensor and hand-written code
-#   make clean    remove the environment
+#   make demo          run the traced two-rank MLP (NPROC=4 for a 2-D mesh)
+#   make test          run every test
+#   make lint          pylint, which must give 10/10
+#   make bench         measure against torch's DTensor and hand-written code
+#   make environment   only make the environment
+#   make clean         remove it
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -13,7 +14,7 @@ JSON ?= comm_mode_log.json
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench environment clean
 
 demo: $(READY)
 	$(BIN)/python -m hyper_parallel.demo --nproc $(NPROC) --json $(JSON)
@@ -22,12 +23,12 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 lint: $(READY)
-	$(BIN)/pylint --recursive=y hyper_parallel tests $(wildcard benchmarks)
+	$(BIN)/pylint --recursive=y hyper_parallel tests benchmarks
 
 bench: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dispatch.py
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/mlp_step.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mesh.py
+	$(BIN)/python -m benchmarks
+
+environment: $(READY)
 
 clean:
 	rm -rf $(VENV)
