@@ -19,6 +19,11 @@ class ModuleAdapter(ABC):
 
     @staticmethod
     @abstractmethod
+    def obstacle_to_splitting(module: Any) -> Optional[str]:
+        """Why a linear or embedding layer cannot be split, and the way out; None if it can."""
+
+    @staticmethod
+    @abstractmethod
     def named_modules(module: Any) -> Iterator[tuple[str, Any]]:
         """Each module inside ``module``, itself included (path ``""``), under all its paths."""
 

@@ -57,7 +57,8 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
     Raises:
         TypeError: an argument of a wrong type, or a style for a module that it does not know.
         ValueError: a mesh of several axes or without this rank, a path that names nothing, two
-            entries for one module, or a shared parameter that would be spread in two ways.
+            entries for one module, a layer that cannot be split, or a shared parameter that
+            would be spread in two ways.
         RuntimeError: a module that is parallelized already.
     """
     plan = _the_plan(plan, parallelize_plan)

@@ -42,6 +42,7 @@ class ParallelStyle(ABC):
 
         Raises:
             TypeError: the style does not know such a module.
+            ValueError: it knows such modules, but this one cannot be spread.
         """
 
 
@@ -88,6 +89,9 @@ class _LayerStyle(ParallelStyle):
         if kind is None:
             raise TypeError(f"{style} knows Linear and Embedding layers, but {path!r} is a "
                             f"{type(module).__name__}; take a path that names such layers only.")
+        obstacle = platform.obstacle_to_splitting(module)
+        if obstacle is not None:
+            raise ValueError(f"{path!r}, a {type(module).__name__}, cannot be split: {obstacle}.")
         split = self._splits[kind]
         parameters = platform.own_parameters(module)
         if "weight" not in parameters or not split.parameters.keys() >= parameters.keys():

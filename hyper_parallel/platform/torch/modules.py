@@ -10,12 +10,22 @@ Module = nn.Module
 
 
 def layer_kind(module: Any) -> Optional[str]:
-    """What kind of layer ``module`` is; one that does not know its sizes yet is none."""
-    if isinstance(module, LazyModuleMixin):
-        return None
+    """What kind of layer ``module`` is."""
     if isinstance(module, nn.Linear):
         return "linear"
     return "embedding" if isinstance(module, nn.Embedding) else None
+
+
+def obstacle_to_splitting(module: Any) -> Optional[str]:
+    """Why a layer cannot be split."""
+    if isinstance(module, LazyModuleMixin):
+        return "its sizes are not known before its first forward; run it once before"
+    if isinstance(module, nn.Embedding):
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(module, option):
+                return (f"it was made with {option}, which looks at whole rows or whole batches; "
+                        "make it without")
+    return None
 
 
 def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -169,6 +169,7 @@ class TorchPlatform(Platform):
 
     Module = modules.Module
     layer_kind = staticmethod(modules.layer_kind)
+    obstacle_to_splitting = staticmethod(modules.obstacle_to_splitting)
     named_modules = staticmethod(modules.named_modules)
     own_parameters = staticmethod(modules.own_parameters)
     replace_parameter = staticmethod(modules.replace_parameter)

@@ -77,6 +77,22 @@ def test_state_dict() -> None:
         model.load_state_dict(wrong)
 
 
+def test_from_the_meta_device() -> None:
+    """A model that no rank ever held whole: spread without values, then given memory and values."""
+    with torch.device("meta"):
+        model = MLP().double()
+    parallelize_module(model, make_mesh(), PLAN, src_data_rank=None)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    model.to_empty(device="cpu")
+    assert model.fc1.weight.placements == (Shard(0),)
+    model.load_state_dict(seeded(MLP).state_dict())
+    assert_same_training(model, seeded(MLP))
+    for layer in (model.fc1, model.fc2):
+        layer.reset_parameters()
+    everywhere = model.fc1.weight.full_tensor().detach()
+    assert 0 < everywhere.abs().max() < 0.5 and len(everywhere.unique()) == everywhere.numel()
+
+
 def test_copies() -> None:
     """A deep copy and a pickled copy train by themselves; the hooks come along."""
     model, dense = make_twins()

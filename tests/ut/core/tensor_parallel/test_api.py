@@ -212,7 +212,7 @@ def test_a_shared_parameter_in_two_ways(mesh: DeviceMesh) -> None:
 
 
 def test_layers_whose_weight_is_not_their_own(mesh: DeviceMesh) -> None:
-    """A weight that is computed, one more parameter, and sizes that are not known yet."""
+    """A weight that is computed, and one more parameter."""
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
     check_refused(TypeError, "'0', a ParametrizedLinear, has bias of its own", computed, mesh,
                   {"0": COLWISE})
@@ -221,9 +221,21 @@ def test_layers_whose_weight_is_not_their_own(mesh: DeviceMesh) -> None:
     check_refused(TypeError, "splits the parameters weight, bias of a linear layer, but '0', a "
                              "Linear, has weight, bias, scale of its own", more, mesh,
                   {"0": ROWWISE})
+
+
+def test_layers_that_cannot_be_split(mesh: DeviceMesh) -> None:
+    """Sizes that are not known yet, and lookups that need whole rows or the whole batch."""
     lazy = nn.Sequential(nn.LazyLinear(2))
-    with pytest.raises(TypeError, match="'0' is a LazyLinear"):
+    with pytest.raises(ValueError, match="'0', a LazyLinear, cannot be split: its sizes are not "
+                                         "known before its first forward; run it once before"):
         parallelize_module(lazy, mesh, {"0": COLWISE})
+    lazy(torch.ones(1, 3))
+    assert spread(parallelize_module(lazy, mesh, {"0": COLWISE})) == ["0.weight", "0.bias"]
+    for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+        for style in (COLWISE, ROWWISE):
+            check_refused(ValueError, f"cannot be split: it was made with {next(iter(option))}, "
+                                      "which looks at whole rows or whole batches",
+                          nn.Embedding(4, 2, **option), mesh, style)
 
 
 def test_one_process_trains(mesh: DeviceMesh) -> None:
