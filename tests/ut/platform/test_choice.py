@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hyper_parallel.platform import Platform, get_platform, platform
+from hyper_parallel.platform import Platform, choice, get_platform
 from hyper_parallel.platform.torch.platform import TorchPlatform
 
 VARIABLE = "HYPER_PARALLEL_PLATFORM"
@@ -55,7 +55,7 @@ def test_mindspore_is_taken_where_torch_is_missing(monkeypatch: pytest.MonkeyPat
                                                    installed: set[str]) -> None:
     """The adapter that the table names is loaded."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setitem(platform._ADAPTERS, "mindspore", platform._ADAPTERS["torch"])
+    monkeypatch.setitem(choice._ADAPTERS, "mindspore", choice._ADAPTERS["torch"])
     installed.discard("torch")
     assert type(choose()) is TorchPlatform
 
@@ -90,7 +90,7 @@ def test_a_release_without_the_adapter(monkeypatch: pytest.MonkeyPatch,
     """RuntimeError, though the framework itself is installed."""
     assert "mindspore" in installed
     monkeypatch.setenv(VARIABLE, "mindspore")
-    monkeypatch.setitem(platform._ADAPTERS, "mindspore",
+    monkeypatch.setitem(choice._ADAPTERS, "mindspore",
                         ("hyper_parallel.platform.absent.platform", "Absent"))
     with pytest.raises(RuntimeError, match="no adapter for mindspore: set .*=torch"):
         choose()
