@@ -19,9 +19,10 @@ from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence
 import numpy as np
 
 from hyper_parallel.platform.module_adapter import ModuleAdapter
+from hyper_parallel.platform.phase_adapter import PhaseAdapter
 
 
-class Platform(ModuleAdapter):
+class Platform(ModuleAdapter, PhaseAdapter):
     """The operations that layers 2 to 6 may ask of a framework."""
 
     Tensor: type

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from functools import lru_cache
 from math import prod
-from typing import Any, Callable, Optional, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
 from hyper_parallel.core.dtensor._redistribute_plan import (
     AllGather, AllReduce, AllToAll, KeepFirst, PlaceInZeros, ReduceScatter, Slice, Step,
@@ -34,19 +34,39 @@ platform = get_platform()
 LocalFunction = Callable[[Any], Any]
 
 
+class OperandUse(NamedTuple):
+    """Which argument of which operator a tensor moves for.
+
+    The argument is a position such as ``"1"``, a name, or an entry such as ``"0[2]"``; None where
+    the operator as a whole needs the move.
+    """
+
+    operator: str
+    argument: Optional[str]
+
+
 class RedistributeObserver(Protocol):
     """What the tracer puts into ``_redistribute_observer`` while it records."""
 
     def begin(self, tensor: Any, source: Layout, target: Layout, shape: Sequence[int],
-              steps: Sequence[Step]) -> object:
-        """A forward move starts; ``steps`` is empty when only the gradient will move."""
+              steps: Sequence[Step], use: Optional[OperandUse] = None) -> object:
+        """A forward move starts; ``steps`` is empty when only the gradient will move.
+
+        ``use`` is None for a move that no operator asked for.
+        """
 
     def begin_backward(self, origin: object, source: Layout, target: Layout,
                        shape: Sequence[int], steps: Sequence[Step]) -> object:
-        """The gradient of a move starts to move; ``origin`` is what ``begin`` returned for it."""
+        """The gradient of a move starts to move.
+
+        ``origin`` is what ``begin`` returned for it, or its ``use`` if nobody observed it.
+        """
 
     def end(self, token: object) -> None:
         """What ``begin`` or ``begin_backward`` started is over."""
+
+    def fallback(self, operator: str) -> None:
+        """An operator has no rule for its operands and runs on gathered ones."""
 
 
 # A module global and not a ContextVar, since backward passes run on threads of their own.
@@ -60,19 +80,23 @@ class Move:
         source: layout and global shape before.
         target: layout after.
         gradient: layout in which the local gradient of the result arrives.
+        leaves: layout in which the local gradient of the source leaves.
         steps: the plan; empty when only the gradient moves.
         all_steps: the plan with the reductions that run under autograd of their own.
         gathers: some step joins shards.
     """
 
-    __slots__ = ("source", "target", "gradient", "steps", "all_steps", "gathers", "_reduce_first",
-                 "_run_steps", "_backward", "_scale")
+    __slots__ = ("source", "target", "gradient", "leaves", "steps", "all_steps", "gathers",
+                 "_reduce_first", "_reduced", "_run_steps", "_backward", "_scale")
 
-    def __init__(self, source: TensorSpec, target: Layout, gradient: Layout) -> None:
+    def __init__(self, source: TensorSpec, target: Layout, gradient: Layout,
+                 leaves: Optional[Layout] = None) -> None:
         self.source = source
         self.target = target
         self.gradient = gradient
         layout, self._reduce_first = _reduce_nonlinear(source.layout, target)
+        self._reduced = layout
+        self.leaves = layout.dual if leaves is None else leaves
         self.steps = plan_redistribution(layout, target)
         self.all_steps = (*self._reduce_first, *self.steps)
         self.gathers = any(isinstance(step, AllGather) for step in self.steps)
@@ -80,38 +104,45 @@ class Move:
         self._backward: Optional[Move] = None
         self._scale = _average_scale(layout, target)
 
-    def __call__(self, local: Any, tensor: Any = None) -> Any:
-        """Move ``local``; ``tensor`` is what the observer is shown as the thing that moves."""
+    def __call__(self, local: Any, tensor: Any = None, use: Optional[OperandUse] = None) -> Any:
+        """Move ``local``.
+
+        Args:
+            local: the rank's part before.
+            tensor: what the observer is shown as the thing that moves, by default ``local``.
+            use: the argument that it moves for, remembered for the gradient.
+        """
         observer = _redistribute_observer
         if observer is None:
-            return platform.run_undressed(self._apply, (local, None), {})
+            return platform.run_undressed(self._apply, (local, use), {})
         token = observer.begin(local if tensor is None else tensor, self.source.layout,
-                               self.target, self.source.shape, self.all_steps)
+                               self.target, self.source.shape, self.all_steps, use)
         try:
             return platform.run_undressed(self._apply, (local, token), {})
         finally:
             observer.end(token)
 
-    def with_value(self, local: Any, value: Any) -> Any:
+    def with_value(self, local: Any, value: Any, use: Optional[OperandUse] = None) -> Any:
         """``value``, which this move gave for ``local`` before, with this move's gradient."""
-        origin = None
+        origin: object = use
         if _redistribute_observer is not None:
             origin = _redistribute_observer.begin(
-                local, self.source.layout, self.target, self.source.shape, ())
+                local, self.source.layout, self.target, self.source.shape, (), use)
             _redistribute_observer.end(origin)
         known = platform.run_undressed(value.detach, (), {})
         return platform.run_undressed(platform.apply_with_gradient, (
             lambda _: known, lambda grad: self._move_gradient(grad, origin), local), {})
 
     def backward(self) -> "Move":
-        """The move of the gradient."""
+        """The move of the gradient.
+
+        It is the same move the other way round: the gradient's own gradient arrives as the source
+        lies and leaves as the target does.  So where a summand was made of a whole tensor, whose
+        gradient each rank uses for its own part, these uses add up.
+        """
         if self._backward is None:
-            layout = self.source.layout
-            for step in self._reduce_first:
-                layout = step.target
-            dual = layout.dual
-            self._backward = plan_move(
-                TensorSpec(self.gradient, self.source.shape), dual, dual.dual)
+            self._backward = plan_move(TensorSpec(self.gradient, self.source.shape), self.leaves,
+                                       self._reduced, self.target)
         return self._backward
 
     def _apply(self, local: Any, origin: object) -> Any:
@@ -134,13 +165,13 @@ class Move:
 
     def _move_gradient(self, grad: Any, origin: object) -> Any:
         back = self._backward or self.backward()
-        if back.all_steps:
+        if back.all_steps or platform.needs_gradient(grad):
             return platform.run_undressed(self._move_back, (back, grad, origin), {})
         return grad if self._scale == 1 else grad * self._scale
 
     def _move_back(self, back: "Move", grad: Any, origin: object) -> Any:
         observer = _redistribute_observer
-        if observer is None:
+        if observer is None or not back.all_steps:
             grad = back._apply(grad, origin)
         else:
             token = observer.begin_backward(
@@ -153,7 +184,8 @@ class Move:
 
 
 @lru_cache(maxsize=4096)
-def plan_move(source: TensorSpec, target: Layout, gradient: Layout) -> Move:
+def plan_move(source: TensorSpec, target: Layout, gradient: Layout,
+              leaves: Optional[Layout] = None) -> Move:
     """The move from ``source`` to ``target``, made once.
 
     Args:
@@ -161,8 +193,10 @@ def plan_move(source: TensorSpec, target: Layout, gradient: Layout) -> Move:
         target: layout after, on the same mesh.
         gradient: layout in which the local gradient of the result arrives; ``target.dual`` when
             it is used as its type says.
+        leaves: layout in which the local gradient of the source leaves, by default the dual of
+            the source's.
     """
-    return Move(source, target, gradient)
+    return Move(source, target, gradient, leaves)
 
 
 def redistribute(local: Any, source: TensorSpec, target: Layout,
@@ -181,6 +215,12 @@ def redistribute(local: Any, source: TensorSpec, target: Layout,
         The rank's part under ``target``; an alias of ``local`` when nothing has to be done.
     """
     return plan_move(source, target, target.dual if gradient is None else gradient)(local, tensor)
+
+
+def note_fallback(operator: str) -> None:
+    """Tell whoever observes that an operator runs on gathered operands."""
+    if _redistribute_observer is not None:
+        _redistribute_observer.fallback(operator)
 
 
 def _reduce_nonlinear(source: Layout, target: Layout) -> tuple[Layout, tuple[Step, ...]]:

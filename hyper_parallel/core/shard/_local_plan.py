@@ -6,7 +6,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.random_state import piece_of, same_draws
-from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move
+from hyper_parallel.core.dtensor.tensor_redistribution import (
+    Move, OperandUse, note_fallback, plan_move)
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
@@ -22,11 +23,15 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class OperandMove(NamedTuple):
-    """How one operand gets to its place: ``shared`` when only its gradient has to be moved."""
+    """How one operand gets to its place.
+
+    ``shared`` when only its gradient has to be moved; ``use`` says to the tracer what for.
+    """
 
     path: tuple
     move: Optional[Move]
     shared: bool
+    use: Optional[OperandUse] = None
 
 
 class Plan:
@@ -137,16 +142,16 @@ class LocalPlan(Plan):
         """The arguments with operands in place, and the views that the graph has to keep."""
         args = list(args)
         kept: list[Any] = []
-        for path, move, shared in self._moves:
+        for path, move, shared, use in self._moves:
             position = path[0]
             top = len(path) == 1 and type(position) is int
             tensor = args[position] if top else argument_at(args, kwargs, path)
             if move is None:
                 moved = tensor
             elif shared:
-                moved = _run_undressed(_shared_view, (tensor, move, kept), _NOTHING)
+                moved = _run_undressed(_shared_view, (tensor, move, kept, use), _NOTHING)
             else:
-                moved = move(tensor)
+                moved = move(tensor, None, use)
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
             if top:
@@ -205,17 +210,23 @@ def refuse_lost_write(name: str, target: Any) -> None:
 
 
 class ReplicatedPlan(LocalPlan):
-    """Runs on replicated operands; whatever tensors come out are replicated."""
+    """Runs on replicated operands; whatever tensors come out are replicated.
 
-    __slots__ = ("_layout",)
+    ``fallback`` names an operator that runs like this for want of a rule, for the tracer.
+    """
+
+    __slots__ = ("_layout", "_fallback")
 
     def __init__(self, moves: Sequence[OperandMove], layout: Layout,
-                 plain_paths: Sequence[tuple], random: bool) -> None:
+                 plain_paths: Sequence[tuple], random: bool, fallback: Optional[str]) -> None:
         super().__init__(moves, (), plain_paths=plain_paths, take_off=True,
                          random=layout if random else None)
         self._layout = layout
+        self._fallback = fallback
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        if self._fallback is not None:
+            note_fallback(self._fallback)
         plain = [argument_at(args, kwargs, path) for path in self._plain_paths]
         args, kwargs, _ = self._move_operands(args, kwargs)
         if self._piece is None:
@@ -247,13 +258,15 @@ def is_one_of(value: Any, plain: Sequence[Any]) -> bool:
     return any(value is tensor for tensor in plain)
 
 
-def operand_move(path: tuple, spec: TensorSpec, target: Layout, varying: Sequence[int]
-                 ) -> Optional[OperandMove]:
+def operand_move(operator: str, path: tuple, spec: TensorSpec, target: Layout,
+                 varying: Sequence[int]) -> Optional[OperandMove]:
     """How an operand gets to ``target``; None when it is there and its gradient is too."""
     gradient = target.dual.replaced({axis: Partial() for axis in varying})
     if target is spec.layout and not varying:
         return None
-    return OperandMove(path, plan_move(spec, target, gradient), target is spec.layout)
+    argument = str(path[0]) + "".join(f"[{index}]" for index in path[1:])
+    return OperandMove(path, plan_move(spec, target, gradient), target is spec.layout,
+                       OperandUse(operator, argument))
 
 
 def _shape(tensor: Any) -> Any:
@@ -277,7 +290,7 @@ def _replaced(value: Any, path: tuple, new: Any) -> Any:
     return tuple(entries) if isinstance(value, tuple) else entries
 
 
-def _shared_view(tensor: Any, move: Move, kept: list[Any]) -> Any:
+def _shared_view(tensor: Any, move: Move, kept: list[Any], use: Optional[OperandUse]) -> Any:
     """The view of a replicated tensor through which gradients that vary are summed.
 
     There is one for all uses, so that the contributions add up before a single all-reduce.
@@ -297,27 +310,27 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any]) -> Any:
         if type(view) is weakref.ref:
             view = view()
     if view is None:
-        view = _make_view(tensor, move)
+        view = _make_view(tensor, move, use)
         views[move] = (version, weakref.ref(view) if tensor.is_leaf else view)
     if tensor.is_leaf:
         kept.append(view)
     return view
 
 
-def _make_view(tensor: Any, move: Move) -> Any:
+def _make_view(tensor: Any, move: Move, use: Optional[OperandUse]) -> Any:
     """A fresh view; past an all-gather when the tensor came from one.
 
     There the gradient that varies is reduced and scattered in one step to where it was gathered.
     """
     origin = tensor.__dict__.get("_gathered_from")
     if origin is None or _is_watched(tensor):
-        return move(tensor)
+        return move(tensor, None, use)
     back = plan_move(origin._spec, tensor._spec.layout, move.gradient)
     if not any(type(origin.placements[axis]) is not Replicate
                for axis, placement in enumerate(move.gradient.placements)
                if type(placement) is Partial):
-        return move(tensor)
-    return back.with_value(origin, tensor)
+        return move(tensor, None, use)
+    return back.with_value(origin, tensor, use)
 
 
 def _is_watched(tensor: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.tensor_redistribution import redistribute
+from hyper_parallel.core.dtensor.tensor_redistribution import note_fallback, redistribute
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
@@ -85,7 +85,7 @@ def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int
            take_off: bool) -> list[OperandMove]:
     moves = []
     for path, spec, target, axes in zip(call.paths, call.specs, targets, varying):
-        move = operand_move(path, spec, target, axes)
+        move = operand_move(call.name, path, spec, target, axes)
         if move is None and take_off:
             move = OperandMove(path, None, False)
         if move is not None:
@@ -99,13 +99,15 @@ def _without_rule(call: Call, mesh: DeviceMesh, plain_paths: Sequence[tuple], in
     body = platform.decomposed(call.func)
     if body is not None and not expected:
         return FunctionPlan(body)
-    if not expected and not _registry.is_whole_by_nature(call.name):
+    unforeseen = not expected and not _registry.is_whole_by_nature(call.name)
+    if unforeseen:
         _warn_once(call.name)
     if in_place:
         return InPlaceDetour()
     whole = _replicated(mesh)
     moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
-    return ReplicatedPlan(moves, whole, plain_paths, _registry.is_random_by_nature(call.name))
+    return ReplicatedPlan(moves, whole, plain_paths, _registry.is_random_by_nature(call.name),
+                          call.name if unforeseen else None)
 
 
 _warned: set[str] = set()
@@ -150,6 +152,7 @@ class InPlaceDetour(Plan):
     __slots__ = ()
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        note_fallback(platform.operator_name(func))
         target = args[0]
         whole = self._whole(target).clone()
         rest = [self._deep_whole(value) for value in args[1:]]

@@ -180,6 +180,14 @@ class TorchPlatform(Platform):
         return tensor.requires_grad and torch.is_grad_enabled()
 
     @staticmethod
+    def in_backward() -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    @staticmethod
+    def records_gradients() -> bool:
+        return torch.is_grad_enabled()
+
+    @staticmethod
     def get_world_size() -> int:
         return groups.known_world_size() or 1
 

@@ -161,6 +161,7 @@ def test_backward_outside_is_not_counted() -> None:
             loss.backward()
     assert owners(later) == [("forward", "", "linear")]
     assert owners(inner) == [("backward", "", "")] and inner.get_total_counts() == 1
+    assert inner.get_comm_summary(("phase", "op")).keys() == {("backward", "linear")}
 
 
 def test_layer_called_twice() -> None:
@@ -269,10 +270,12 @@ def test_json_and_levels() -> None:
             data = json.loads(path.read_text())
             assert data["comm_counts"] == mode.get_comm_counts() and data["total_counts"] == 4
             assert count_in_json(data["records"]) == 4
-    tables = [[line.split() for line in mode.generate_tracing_table(level).split("\n")]
+    tables = [[" ".join(line.split()) for line in mode.generate_tracing_table(level).split("\n")]
               for level in range(4)]
     for lower, higher in zip(tables, tables[1:]):
-        assert all(lower.count(line) <= higher.count(line) for line in lower)
+        # Level 3 says more of each call than the lower ones.
+        assert all(lower.count(line) <= sum(other.startswith(line) for other in higher)
+                   for line in lower)
         assert len(lower) < len(higher)
 
 
@@ -351,8 +354,9 @@ def test_explicit_move_has_no_operator() -> None:
     assert mode.generate_tracing_table(1).split("\n")[2:] == [
         "Collective           Collective(differentiable_all_gather_concat) group_size=4 "
         "input_shape=(2, 4) output_shape=(8, 4)"]
-    assert mode.generate_tracing_table(3).split("\n")[2] == (
-        "Redistribute         Redistribute(Shard(dim=0) -> Replicate()) tensor_shape=(8, 4)")
+    assert mode.generate_tracing_table(3).split("\n")[2].startswith(
+        "Redistribute         Redistribute(Shard(dim=0) -> Replicate()) tensor_shape=(8, 4) "
+        "explicit at ")
 
 
 def test_nothing_is_kept_alive() -> None:

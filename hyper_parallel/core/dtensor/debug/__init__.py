@@ -1,4 +1,11 @@
 """Layer 6: shows which module and which operator caused every collective."""
 from hyper_parallel.core.dtensor.debug._comm_debug_mode import CommDebugMode
+from hyper_parallel.core.dtensor.debug._comm_trace import CommTrace
+from hyper_parallel.core.dtensor.debug._prohibition import (
+    ImplicitRedistributionError,
+    ImplicitRedistributionWarning,
+)
+from hyper_parallel.core.dtensor.debug._router import forbid_implicit
 
-__all__ = ["CommDebugMode"]
+__all__ = ["CommDebugMode", "CommTrace", "ImplicitRedistributionError",
+           "ImplicitRedistributionWarning", "forbid_implicit"]

@@ -10,10 +10,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.placement_types import Placement
 
+# The phases of a training step. OUTSIDE is what no operator, no module and no gradient asks for,
+# such as gathering a tensor to print it; RECOMPUTE a forward repeated inside the backward pass.
 FORWARD = "forward"
 BACKWARD = "backward"
+RECOMPUTE = "recompute"
+OPTIMIZER = "optimizer"
+OUTSIDE = "outside"
+
+UNKNOWN = "unknown"
+"""An owner that there was, but before the trace began."""
+
+FULL_LEVEL = 3
+"""The ``noise_level`` from which everything is shown."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,12 +65,23 @@ class DebugCall:
 
     Attributes:
         call_depth: number of records around this one in its tree.
-        timestamp: when the record was made, in seconds since the epoch.
+        timestamp: when the call began, in seconds since the epoch.
+        duration: seconds that it took; 0 while it runs.
+        module: path of the module that it belongs to; None outside of the traced modules, and
+            ``"unknown"`` where that was before the trace.
+        operator: the operator that it belongs to, likewise.
+        call_site: of redistributions and collectives, ``file:line`` of the first frame outside of
+            the library, the framework and the standard library; for a gradient that of the
+            forward pass. None where there is none.
         children: the records inside this one, in the order in which they began.
     """
 
     call_depth: int = field(default=0, kw_only=True)
     timestamp: float = field(default_factory=time.time, kw_only=True)
+    duration: float = field(default=0.0, kw_only=True)
+    module: str | None = field(default=None, kw_only=True)
+    operator: str | None = field(default=None, kw_only=True)
+    call_site: str | None = field(default=None, kw_only=True)
     children: list[DebugCall] = field(default_factory=list, kw_only=True)
 
     label: ClassVar[str] = "Call"
@@ -77,8 +100,16 @@ class DebugCall:
         return "\n".join(f"{'  ' * (indent + depth)}{record._render_self()}"
                          for depth, record in walk([self]))
 
+    def describe(self, noise_level: int) -> str:
+        """The record itself as one line; the full level adds all that is known of it."""
+        text = self._render_self()
+        return f"{text}{self._details()}" if noise_level >= FULL_LEVEL else text
+
     def _render_self(self) -> str:
         return type(self).__name__
+
+    def _details(self) -> str:
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the children."""
@@ -93,11 +124,13 @@ class OpCall(DebugCall):
         op_name: the operator's name, such as ``"linear"``.
         input_infos: its tensor arguments, in order; nested ones as well.
         output_infos: its tensor results; empty when it raised.
+        fallback: whether it had no rule for its operands and ran on gathered ones.
     """
 
     op_name: str
     input_infos: list[TensorInfo] = field(default_factory=list)
     output_infos: list[TensorInfo] = field(default_factory=list)
+    fallback: bool = False
     carried_makers: dict[int, OpCall] | None = field(default=None, init=False, repr=False)
     """While the operator runs: who made its arguments Partial, by mesh axis."""
 
@@ -110,12 +143,16 @@ class OpCall(DebugCall):
         outputs = ", ".join(str(info) for info in self.output_infos)
         return f"Op({self.op_name}) inputs=[{inputs}] outputs=[{outputs}]"
 
+    def _details(self) -> str:
+        return " fallback" if self.fallback else ""
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "type": "op",
             "op_name": self.op_name,
             "inputs": [info.as_dict() for info in self.input_infos],
             "outputs": [info.as_dict() for info in self.output_infos],
+            "fallback": self.fallback,
         }
 
 
@@ -129,7 +166,16 @@ class CollectiveCall(DebugCall):
         input_shape: shape of the first tensor that went in, on this rank; None without one.
         output_shape: shape of the first tensor that came out, on this rank; None without one.
         input_dtype: element type of the first tensor that went in; empty without one.
-        phase: ``"forward"`` or ``"backward"``.
+        phase: one of the phases above.
+        input_bytes: bytes of the tensor that went in, on this rank.
+        output_bytes: bytes of the tensor that came out, on this rank.
+        wire_bytes: bytes that this rank sends; see ``_traffic.wire_bytes``.
+        axis: name of the mesh axis that the group runs along, ``"dp+tp"`` for one that spans
+            several; None where the mesh is not known.
+        ranks: the group's global ranks in its order; empty where not known.
+        reduce_op: how values are reduced, such as ``"sum"``; None where they are not.
+        argument: the argument of ``operator`` that it brings into place, if it is known.
+        sequence: its number among the collectives of the trace, in the order of their ends.
     """
 
     collective_type: str
@@ -138,13 +184,32 @@ class CollectiveCall(DebugCall):
     output_shape: tuple[int, ...] | None = None
     input_dtype: str = ""
     phase: str = FORWARD
+    input_bytes: int = 0
+    output_bytes: int = 0
+    wire_bytes: int = 0
+    axis: str | None = None
+    ranks: tuple[int, ...] = ()
+    reduce_op: str | None = None
+    argument: str | None = None
+    sequence: int = 0
 
     label: ClassVar[str] = "Collective"
+
+    @property
+    def dtype(self) -> str:
+        """Element type of what is sent; the same as ``input_dtype``."""
+        return self.input_dtype
 
     def _render_self(self) -> str:
         return (f"Collective({self.collective_type}) group_size={self.group_size} "
                 f"input_shape={self.input_shape} output_shape={self.output_shape}"
                 f"{_phase_mark(self.phase)}")
+
+    def _details(self) -> str:
+        op = "" if self.reduce_op is None else f" reduce_op={self.reduce_op}"
+        return (f" axis={self.axis} ranks={self.ranks} dtype={self.input_dtype}{op} "
+                f"input_bytes={self.input_bytes} output_bytes={self.output_bytes} "
+                f"wire_bytes={self.wire_bytes}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -155,6 +220,17 @@ class CollectiveCall(DebugCall):
             "output_shape": _as_list(self.output_shape),
             "input_dtype": self.input_dtype,
             "phase": self.phase,
+            "input_bytes": self.input_bytes,
+            "output_bytes": self.output_bytes,
+            "wire_bytes": self.wire_bytes,
+            "axis": self.axis,
+            "ranks": list(self.ranks),
+            "reduce_op": self.reduce_op,
+            "module": self.module,
+            "op": self.operator,
+            "argument": self.argument,
+            "call_site": self.call_site,
+            "sequence": self.sequence,
         }
 
 
@@ -166,21 +242,43 @@ class RedistributeCall(DebugCall):
         src_placements: placements before, one a mesh axis.
         dst_placements: placements after.
         tensor_shape: global shape.
-        phase: ``"forward"`` or ``"backward"``.
+        phase: one of the phases above.
+        mesh_axes: names of the mesh axes, one for each placement.
+        needed_by: the operator that made it necessary; None where the program asked for it.
+        argument: position or name of that operator's argument, if it is known.
     """
 
     src_placements: tuple[Placement, ...]
     dst_placements: tuple[Placement, ...]
     tensor_shape: tuple[int, ...]
     phase: str = FORWARD
+    mesh_axes: tuple[str, ...] = ()
+    needed_by: str | None = None
+    argument: str | None = None
+    mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
+    """While the tensor moves: the mesh that it moves on."""
 
     label: ClassVar[str] = "Redistribute"
-    shown_from: ClassVar[int] = 3
+    shown_from: ClassVar[int] = FULL_LEVEL
+
+    @property
+    def implicit(self) -> bool:
+        """Whether an operator made it necessary, and not the program by a call of its own."""
+        return self.needed_by is not None
 
     def _render_self(self) -> str:
         return (f"Redistribute({placements_text(self.src_placements)} -> "
                 f"{placements_text(self.dst_placements)}) tensor_shape={self.tensor_shape}"
                 f"{_phase_mark(self.phase)}")
+
+    def _details(self) -> str:
+        if not self.implicit:
+            why = "explicit"
+        elif self.argument is None:
+            why = f"implicit for {self.needed_by}"
+        else:
+            why = f"implicit for argument {self.argument} of {self.needed_by}"
+        return f" {why}" if self.call_site is None else f" {why} at {self.call_site}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -189,6 +287,11 @@ class RedistributeCall(DebugCall):
             "dst_placements": _names(self.dst_placements),
             "tensor_shape": list(self.tensor_shape),
             "phase": self.phase,
+            "mesh_axes": list(self.mesh_axes),
+            "implicit": self.implicit,
+            "needed_by": self.needed_by,
+            "argument": self.argument,
+            "call_site": self.call_site,
         }
 
 
@@ -247,4 +350,4 @@ def _as_list(shape: tuple[int, ...] | None) -> list[int] | None:
 
 def _phase_mark(phase: str) -> str:
     """Nothing in the forward pass, so that its lines are the specification's."""
-    return "" if phase == FORWARD else f" phase={phase}"
+    return "" if phase in (FORWARD, OUTSIDE) else f" phase={phase}"

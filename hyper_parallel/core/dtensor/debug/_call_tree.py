@@ -2,26 +2,38 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall, DebugCall, OpCall
+from hyper_parallel.core.dtensor.debug._ledger import Ledger
 from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
 
 
 class CallTree:
     """The records of one run of a mode. Each thread nests its own calls.
 
+    Args:
+        max_records: records to keep at most; later ones are counted, but not kept. None keeps all.
+
     Attributes:
         roots: the records that no other one holds.
-        counts: number of collectives by method name; always that of the tree.
+        counts: number of collectives by method name; that of the tree if nothing was dropped.
+        ledger: number and bytes of the collectives, dropped ones included.
+        dropped: number of records that were not kept, for want of room.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_records: int | None = None) -> None:
         self.roots: list[DebugCall] = []
         self.counts: dict[str, int] = {}
+        self.ledger = Ledger()
+        self.dropped = 0
         self.makers = PartialMakers()
+        self._room = max_records
+        self._collectives = 0
+        self._groups: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._stack: ThreadList[DebugCall] = ThreadList()
         self._lock = threading.Lock()
 
@@ -37,7 +49,8 @@ class CallTree:
 
     def open(self, record: DebugCall, parent: DebugCall | None) -> None:
         """Put a record under a parent (None: a root); what follows on this thread is inside it."""
-        self._attach(record, parent)
+        with self._lock:
+            self._attach(record, parent)
         self.stack.append(record)
 
     def close(self, matches: Callable[[DebugCall], bool]) -> DebugCall | None:
@@ -50,6 +63,9 @@ class CallTree:
         for index in range(len(stack) - 1, -1, -1):
             record = stack[index]
             if matches(record):
+                now = time.time()
+                for one in stack[index:]:
+                    one.duration = now - one.timestamp
                 del stack[index:]
                 return record
         return None
@@ -58,15 +74,25 @@ class CallTree:
         """Put a collective under the innermost open record and count it."""
         name = record.collective_type
         with self._lock:
+            # A trace has few groups, and each may have thousands of ranks.
+            record.ranks = self._groups.setdefault(record.ranks, record.ranks)
+            record.sequence = self._collectives
+            self._collectives += 1
             self._attach(record, self.innermost)
             self.counts[name] = self.counts.get(name, 0) + 1
+            self.ledger.add(record)
 
     def _attach(self, record: DebugCall, parent: DebugCall | None) -> None:
-        if parent is None:
-            self.roots.append(record)
-        else:
+        if parent is not None:
             record.call_depth = parent.call_depth + 1
-            parent.children.append(record)
+            record.module = record.module or parent.module
+            record.operator = record.operator or parent.operator
+        if self._room is not None:
+            if self._room == 0:
+                self.dropped += 1
+                return
+            self._room -= 1
+        (self.roots if parent is None else parent.children).append(record)
 
 
 class PartialMakers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,10 @@ class CollectiveTracer:
         with self._guard:
             self._callback(method_name, args, kwargs, result)
 
+    def seconds(self) -> float:
+        """How long the collective took that is being reported, on this thread."""
+        return 0.0 if self._patch is None else self._patch.seconds()
+
     def _note_error(self, error: str) -> None:
         if not self._noted:
             self._noted = True
@@ -111,6 +116,10 @@ class _ClassPatch:
                 type.__setattr__(self._cls, name, descriptor)
             del self._of_class[self._cls]
 
+    def seconds(self) -> float:
+        """Seconds from the beginning to the end of this thread's last collective."""
+        return getattr(self._calls, "seconds", 0.0)
+
     def _make_wrapper(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         calls = self._calls
 
@@ -119,10 +128,12 @@ class _ClassPatch:
             if getattr(calls, "running", False):
                 return original(*args, **kwargs)
             calls.running = True
+            began = time.perf_counter()
             try:
                 result = original(*args, **kwargs)
             finally:
                 calls.running = False
+                calls.seconds = time.perf_counter() - began
             for tracer in self._tracers:
                 tracer.report(name, args, kwargs, result)
             return result

@@ -106,3 +106,9 @@ def sharding_info(parameters: dict[str, dict[str, Any]]) -> dict[str, str]:
     """The placements of the DTensors among ``parameter_info``'s parameters, as text."""
     return {name: placements_text(info["placements"]) for name, info in parameters.items()
             if info["is_dtensor"]}
+
+
+def parameters_as_data(parameters: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """``parameter_info`` as plain data for JSON; placements become strings."""
+    return {name: {**info, "placements": info["placements"] and [
+        str(placement) for placement in info["placements"]]} for name, info in parameters.items()}

@@ -9,6 +9,10 @@ from typing import Any
 from hyper_parallel.core.dtensor.debug._call_records import (
     BACKWARD,
     FORWARD,
+    OPTIMIZER,
+    OUTSIDE,
+    RECOMPUTE,
+    UNKNOWN,
     AnnotateCall,
     CollectiveCall,
     DebugCall,
@@ -16,17 +20,29 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     RedistributeCall,
     TensorInfo,
 )
+from hyper_parallel.core.dtensor.debug._call_site import find_call_site, in_optimizer
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
+from hyper_parallel.core.dtensor.debug._report import TraceReport
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
-    collective_group_size,
+    collective_group,
+    group_ranks,
     local_info,
     tensor_info,
     tensors_in,
 )
+from hyper_parallel.core.dtensor.debug._traffic import (
+    axis_of,
+    own_share,
+    reduce_op,
+    wire_bytes,
+)
+from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
+from hyper_parallel.platform import get_platform
 
+platform = get_platform()
 logger = logging.getLogger(__name__)
 
 
@@ -39,15 +55,22 @@ class TracedMove:
         tree: the tree it was recorded in. A recorder that is used again has another one.
         owner: the record that it happened under; None at the root.
         record: its own record; None where only a gradient will move.
+        use: the argument that it is for; None where no operator asked for it.
+        call_site: the program's line.
+        module, operator: whose it is, for a trace that does not hold the owner.
     """
 
     recorder: Recorder
     tree: CallTree
     owner: DebugCall | None
     record: RedistributeCall | None
+    use: OperandUse | None
+    call_site: str | None
+    module: str | None
+    operator: str | None
 
 
-class Recorder:
+class Recorder(TraceReport):
     """Receives events and grows a tree. It is *closed* from its exit to its next entry.
 
     No method that is called by the observed program raises; the first error is kept and makes
@@ -55,33 +78,19 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._tree = CallTree()
-        self._failure: str | None = None
+        super().__init__(CallTree())
         self._guard = ErrorGuard(self._note_failure)
         self._closed = False
         self._enclosing: tuple[Recorder, ...] = ()
 
     @property
-    def _root_records(self) -> list[DebugCall]:
-        return self._tree.roots
-
-    @property
     def _call_stack(self) -> list[DebugCall]:
         return self._tree.stack
-
-    @property
-    def _comm_counts(self) -> dict[str, int]:
-        return self._tree.counts
 
     @staticmethod
     def _extract_tensor_infos(*values: Any) -> list[TensorInfo]:
         """What is remembered of the tensors among values; tuples, lists and dicts are entered."""
         return [tensor_info(tensor) for tensor in tensors_in(*values)]
-
-    @property
-    def tree(self) -> CallTree:
-        """The tree of the present or the last run."""
-        return self._tree
 
     def still_open(self) -> Recorder | None:
         """This one, or the innermost one around it that has not exited; None without any."""
@@ -101,7 +110,7 @@ class Recorder:
                 heir._on_op_dispatch_enter(op_name, op_call, args, kwargs)
             return
         with self._guard:
-            record = OpCall(op_name)
+            record = OpCall(op_name, operator=op_name)
             self._tree.open(record, self._tree.innermost)
             tensors = tensors_in(args, kwargs)
             record.input_infos = [tensor_info(tensor) for tensor in tensors]
@@ -134,30 +143,74 @@ class Recorder:
                 if makers:
                     self._tree.makers.remember(tensor, makers)
 
-    def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict,
-                            result: Any) -> None:
+    def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict, result: Any,
+                            seconds: float = 0.0) -> None:
         with self._guard:
-            input_info, output_info = local_info(args, kwargs), local_info(result)
-            around = self._tree.innermost
-            self._tree.add_collective(CollectiveCall(
+            sent, input_bytes = local_info(args, kwargs) or (None, 0)
+            received, output_bytes = local_info(result) or (None, 0)
+            group, size = collective_group(method_name, args, kwargs)
+            record = CollectiveCall(
                 method_name,
-                group_size=collective_group_size(method_name, args, kwargs) or 0,
-                input_shape=input_info and input_info.shape,
-                output_shape=output_info and output_info.shape,
-                input_dtype=input_info.dtype if input_info else "",
-                phase=around.phase if isinstance(around, RedistributeCall) else FORWARD,
-            ))
+                group_size=size or 0,
+                input_shape=sent and sent.shape,
+                output_shape=received and received.shape,
+                input_dtype=sent.dtype if sent else "",
+                input_bytes=input_bytes,
+                output_bytes=output_bytes,
+                ranks=group_ranks(group, size),
+                reduce_op=reduce_op(method_name, args, kwargs),
+                duration=seconds,
+            )
+            record.timestamp -= seconds
+            if record.ranks:
+                record.wire_bytes = wire_bytes(method_name, size, input_bytes, output_bytes,
+                                               own_share(method_name, args, kwargs, group))
+            self._place(record)
+            self._tree.add_collective(record)
+
+    def _place(self, record: CollectiveCall) -> None:
+        """Say why a collective happens, from what is open around it."""
+        around = self._tree.innermost
+        if isinstance(around, RedistributeCall):
+            record.phase, record.call_site = around.phase, around.call_site
+            if around.operator == around.needed_by:
+                record.argument = around.argument
+            if record.ranks:
+                record.axis = axis_of(around.mesh, record.ranks)
+            return
+        record.phase = self._phase(around)
+        record.call_site = find_call_site()
+        if around is None and record.phase == BACKWARD:
+            record.module = record.operator = UNKNOWN
+
+    @staticmethod
+    def _phase(owner: DebugCall | None) -> str:
+        """The phase of what is not the gradient of anything that was seen."""
+        recorded = platform.records_gradients()
+        if platform.in_backward():
+            # Gradients are computed unrecorded; a checkpoint repeats its forward recorded.
+            return RECOMPUTE if recorded else BACKWARD
+        if not recorded and in_optimizer():
+            return OPTIMIZER
+        return OUTSIDE if owner is None and not recorded else FORWARD
+
+    def _on_fallback(self) -> None:
+        for record in reversed(self._tree.stack):
+            if isinstance(record, OpCall):
+                record.fallback = True
+                return
 
     def _on_module_event(self, module_fqn: str, event_type: str) -> None:
         with self._guard:
             if event_type == "enter":
-                self._tree.open(AnnotateCall(module_fqn, event_type), self._tree.innermost)
+                self._tree.open(AnnotateCall(module_fqn, event_type, module=module_fqn),
+                                self._tree.innermost)
             else:
                 self._tree.close(
                     lambda one: isinstance(one, AnnotateCall) and one.module_fqn == module_fqn)
 
     def _on_move(self, tensor: Any, source: Layout, target: Layout, shape: Sequence[int],
-                 steps: tuple) -> TracedMove:
+                 steps: tuple, use: OperandUse | None = None) -> TracedMove:
         """A tensor begins to move in the forward pass."""
         tree = self._tree
         makers = tree.makers.of(tensor)
@@ -165,25 +218,46 @@ class Recorder:
                    in enumerate(zip(source.placements, target.placements))
                    if axis in makers and old.is_partial() and old != new]
         # What finishes a sum belongs to the operator that left it unfinished.
-        owner = reduced[0] if reduced else tree.innermost
-        return self._open_move(owner, RedistributeCall(
-            source.placements, target.placements, tuple(shape), FORWARD) if steps else None)
+        around = tree.innermost
+        owner = reduced[0] if reduced else around
+        if use is None and isinstance(around, OpCall):
+            use = OperandUse(around.op_name, None)  # a detour of the operator
+        move = TracedMove(self, tree, owner, None, use, find_call_site(),
+                          owner and owner.module, owner and owner.operator)
+        if steps:
+            self._open_move(move, source, target, shape, self._phase(owner))
+        return move
 
-    def _on_move_backward(self, origin: TracedMove | None, source: Layout, target: Layout,
-                          shape: Sequence[int], steps: tuple) -> TracedMove:
+    def _on_move_backward(self, origin: TracedMove | OperandUse | None, source: Layout,
+                          target: Layout, shape: Sequence[int], steps: tuple) -> TracedMove:
         """A gradient begins to move; it belongs where the tensor moved in the forward pass."""
-        known = origin is not None and origin.tree is self._tree
-        return self._open_move(origin.owner if known else None, RedistributeCall(
-            source.placements, target.placements, tuple(shape), BACKWARD) if steps else None)
+        if not isinstance(origin, TracedMove):
+            operator = UNKNOWN if origin is None else origin.operator
+            move = TracedMove(self, self._tree, None, None, origin, find_call_site(),
+                              UNKNOWN, operator)
+        else:
+            owner = origin.owner if origin.tree is self._tree else None
+            move = TracedMove(self, self._tree, owner, None, origin.use, origin.call_site,
+                              origin.module, origin.operator)
+        if steps:
+            self._open_move(move, source, target, shape, BACKWARD)
+        return move
 
-    def _open_move(self, owner: DebugCall | None, record: RedistributeCall | None) -> TracedMove:
-        if record is not None:
-            self._tree.open(record, owner)
-        return TracedMove(self, self._tree, owner, record)
+    @staticmethod
+    def _open_move(move: TracedMove, source: Layout, target: Layout, shape: Sequence[int],
+                   phase: str) -> None:
+        needed_by, argument = move.use or (None, None)
+        move.record = RedistributeCall(
+            source.placements, target.placements, tuple(shape), phase,
+            tuple(source.device_mesh.alias_name), needed_by, argument, module=move.module,
+            operator=move.operator, call_site=move.call_site)
+        move.record.mesh = source.device_mesh
+        move.tree.open(move.record, move.owner)
 
     def _on_move_end(self, move: TracedMove) -> None:
         with self._guard:
             if move.record is not None:
+                move.record.mesh = None
                 move.tree.close(lambda one: one is move.record)
 
     def _note_failure(self, error: str) -> None:

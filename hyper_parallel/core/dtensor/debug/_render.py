@@ -22,7 +22,7 @@ def tracing_table(records: list[DebugCall], noise_level: int) -> str:
     if not records:
         return NOTHING_RECORDED
     lines = [_row("Type", "Detail"), "-" * _RULE_WIDTH]
-    lines.extend(_row("  " * depth + record.label, record._render_self())
+    lines.extend(_row("  " * depth + record.label, record.describe(noise_level))
                  for depth, record in walk(records, noise_level))
     return "\n".join(lines)
 
@@ -40,7 +40,8 @@ def records_as_data(records: Iterable[DebugCall], noise_level: int) -> list[dict
     for record in records:
         children = records_as_data(record.children, noise_level)
         if record.shown_from <= noise_level:
-            data.append({**record.as_dict(), "children": children})
+            data.append({**record.as_dict(), "timestamp": record.timestamp,
+                         "duration": record.duration, "children": children})
         else:
             data.extend(children)
     return data

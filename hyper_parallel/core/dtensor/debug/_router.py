@@ -7,15 +7,22 @@ event who is innermost there and then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hyper_parallel.core.dtensor import tensor_redistribution
 from hyper_parallel.core.dtensor.debug._collective_tracer import CollectiveTracer
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
+from hyper_parallel.core.dtensor.debug._prohibition import (
+    check_fallback,
+    check_move,
+    prohibited,
+)
 from hyper_parallel.core.dtensor.debug._recorder import Recorder, TracedMove
-from hyper_parallel.core.dtensor.debug._tensor_infos import collective_group_size
+from hyper_parallel.core.dtensor.debug._tensor_infos import collective_group
 from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
+from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
 
@@ -25,6 +32,7 @@ class EventRouter:
 
     def __init__(self) -> None:
         self._active: tuple[Recorder, ...] = ()  # in order of entry; replaced whole
+        self._watchers = 0  # how many need to be told of moves
         self._lock = threading.Lock()
         self._tracer = CollectiveTracer(self._on_collective)
         self._open: ThreadList[TracedMove] = ThreadList()  # moves that have begun
@@ -35,18 +43,31 @@ class EventRouter:
         with self._lock:
             if not self._active:
                 self._tracer.install()
-                tensor_redistribution._redistribute_observer = self
             self._active = (*self._active, recorder)
+        self.watch_moves()
 
     def leave(self, recorder: Recorder) -> None:
         """A mode is active no longer; the last one removes the hooks."""
         with self._lock:
             self._active = tuple(one for one in self._active if one is not recorder)
             if not self._active:
-                tensor_redistribution._redistribute_observer = None
                 self._tracer.uninstall()
+        self.unwatch_moves()
 
-    def receiver(self, origin: TracedMove | None = None) -> Recorder | None:
+    def watch_moves(self) -> None:
+        """Be told of moves, as often as ``unwatch_moves`` has not been called yet."""
+        with self._lock:
+            self._watchers += 1
+            tensor_redistribution._redistribute_observer = self
+
+    def unwatch_moves(self) -> None:
+        """Undo one ``watch_moves``; the last one empties the slot."""
+        with self._lock:
+            self._watchers -= 1
+            if self._watchers == 0:
+                tensor_redistribution._redistribute_observer = None
+
+    def receiver(self, origin: TracedMove | OperandUse | None = None) -> Recorder | None:
         """The mode that an event on this thread belongs to, or None when none is active.
 
         Args:
@@ -59,22 +80,32 @@ class EventRouter:
                 return innermost
         # A thread without a mode, such as autograd's own: what it does is on behalf of others.
         active = self._active
-        if origin is not None and origin.tree is origin.recorder.tree:
+        if isinstance(origin, TracedMove) and origin.tree is origin.recorder.tree:
             for recorder in reversed(active):
                 if origin.recorder.encloses(recorder):
                     return recorder
         return active[-1] if active else None
 
     def begin(self, tensor: Any, source: Layout, target: Layout, shape: Sequence[int],
-              steps: tuple) -> TracedMove | None:
+              steps: tuple, use: OperandUse | None = None) -> TracedMove | OperandUse | None:
         """A tensor moves; see ``tensor_redistribution.RedistributeObserver``."""
+        if use is not None and steps:
+            check_move(use, source, target)
         with self._guard:
             recorder = self.receiver()
             if recorder is not None:
-                return self._opened(recorder._on_move(tensor, source, target, shape, steps))
-        return None
+                return self._opened(recorder._on_move(tensor, source, target, shape, steps, use))
+        return use
 
-    def begin_backward(self, origin: TracedMove | None, source: Layout, target: Layout,
+    def fallback(self, operator: str) -> None:
+        """An operator runs on gathered operands."""
+        check_fallback(operator)
+        with self._guard:
+            recorder = self.receiver()
+            if recorder is not None:
+                recorder._on_fallback()
+
+    def begin_backward(self, origin: TracedMove | OperandUse | None, source: Layout, target: Layout,
                        shape: Sequence[int], steps: tuple) -> TracedMove | None:
         """A gradient moves, perhaps on another thread than the tensor did."""
         with self._guard:
@@ -84,10 +115,10 @@ class EventRouter:
                     recorder._on_move_backward(origin, source, target, shape, steps))
         return None
 
-    def end(self, token: TracedMove | None) -> None:
+    def end(self, token: TracedMove | OperandUse | None) -> None:
         """The move is done."""
         moves = self._open.items
-        if token is not None and token in moves:
+        if isinstance(token, TracedMove) and token in moves:
             del moves[moves.index(token):]
             token.recorder._on_move_end(token)
 
@@ -100,8 +131,9 @@ class EventRouter:
             moves = self._open.items
             recorder = moves[-1].recorder if moves else self.receiver()
             # A group of one has nobody to talk to, the platform did nothing.
-            if recorder is not None and collective_group_size(method_name, args, kwargs) != 1:
-                recorder._on_collective_call(method_name, args, kwargs, result)
+            if recorder is not None and collective_group(method_name, args, kwargs)[1] != 1:
+                recorder._on_collective_call(method_name, args, kwargs, result,
+                                             self._tracer.seconds())
 
     def _note_failure(self, error: str) -> None:
         for recorder in self._active:
@@ -109,3 +141,28 @@ class EventRouter:
 
 
 router = EventRouter()
+
+
+@contextmanager
+def forbid_implicit(action: str = "raise", *, strict: bool = False) -> Iterator[None]:
+    """A context in which an operator may not redistribute its operands, nor run without a rule.
+
+    What the program asks for itself (``redistribute``, ``full_tensor``, a parallel style's
+    layouts) is allowed, and so are the gradients of what was allowed. It holds for the thread
+    and the task that entered it.
+
+    Args:
+        action: ``"raise"`` stops the operator before anything is sent, ``"warn"`` only warns.
+        strict: forbid also to finish a Partial, which is allowed otherwise.
+
+    Raises:
+        ImplicitRedistributionError: inside, from the operator; it names the operator, the
+            argument, both layouts and the program's line.
+        ValueError: another action.
+    """
+    with prohibited(action, strict):
+        router.watch_moves()
+        try:
+            yield
+        finally:
+            router.unwatch_moves()

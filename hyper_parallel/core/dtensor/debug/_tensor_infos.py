@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import TensorInfo
+from hyper_parallel.core.dtensor.debug._traffic import SIGNATURES
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.platform import get_platform
@@ -13,16 +14,6 @@ from hyper_parallel.platform import get_platform
 platform = get_platform()
 
 _TENSOR_TYPES = (DTensor, platform.Tensor)
-
-# Where the group stands in the signatures of the platform's collectives.
-_GROUP_POSITION = {
-    "differentiable_all_gather_concat": 1,
-    "differentiable_all_to_all": 2,
-    "differentiable_all_reduce": 2,
-    "differentiable_reduce_scatter": 4,
-    "differentiable_all_to_all_single": 3,
-    "differentiable_all_to_all_single_async": 3,
-}
 
 
 def tensors_in(*values: Any) -> list[Any]:
@@ -50,11 +41,15 @@ def tensor_info(tensor: Any) -> TensorInfo:
     return _plain_info(tensor)
 
 
-def local_info(*values: Any) -> TensorInfo | None:
-    """What this rank holds of the first tensor among values; None without one."""
+def local_info(*values: Any) -> tuple[TensorInfo, int] | None:
+    """What this rank holds of the first tensor among values, and its bytes; None without one."""
     for tensor in tensors_in(*values):
-        return platform.run_undressed(_plain_info, (tensor,), {})
+        return platform.run_undressed(_local_info, (tensor,), {})
     return None
+
+
+def _local_info(tensor: Any) -> tuple[TensorInfo, int]:
+    return _plain_info(tensor), tensor.nbytes
 
 
 @lru_cache(maxsize=1024)
@@ -72,20 +67,31 @@ def _dtype(tensor: Any) -> Any:
     return tensor.dtype
 
 
-def collective_group_size(method_name: str, args: tuple, kwargs: dict) -> int | None:
-    """Number of ranks in the group of a collective, or None where no argument is a group.
+def collective_group(method_name: str, args: tuple, kwargs: dict) -> tuple[Any, int | None]:
+    """The group of a collective and its number of ranks; (None, None) where no argument is one.
 
     The group is looked for under its name, then where the signature has it, then among all other
     arguments: it is whatever is no tensor and has a ``size()``. None in the group's place is the
     default group.
     """
-    position = _GROUP_POSITION.get(method_name, len(args))
+    signature = SIGNATURES.get(method_name)
+    position = len(args) if signature is None else signature.group
     expected = [kwargs["group"]] if "group" in kwargs else list(args[position:position + 1])
     for candidate in (*expected, *args, *kwargs.values()):
         size = _size_of(candidate)
         if size is not None:
-            return size
-    return platform.get_world_size() if expected == [None] else None
+            return candidate, size
+    return None, platform.get_world_size() if expected == [None] else None
+
+
+def group_ranks(group: Any, size: int | None) -> tuple[int, ...]:
+    """Global ranks of a group in its order; empty where the platform does not know the group."""
+    if size is None or (group is None and not platform.is_initialized()):
+        return ()
+    try:
+        return tuple(platform.get_group_ranks(group))
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return ()
 
 
 def _size_of(candidate: Any) -> int | None:

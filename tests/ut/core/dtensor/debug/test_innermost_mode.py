@@ -19,8 +19,9 @@ from hyper_parallel.platform import get_platform
 
 ALL_REDUCE = "differentiable_all_reduce"
 PAIR = SimpleNamespace(size=lambda: 2)
-SUMMANDS = SimpleNamespace(placements=(Partial(),))
-WHOLE = SimpleNamespace(placements=(Replicate(),))
+PAIR_MESH = SimpleNamespace(alias_name=("tp",))
+SUMMANDS = SimpleNamespace(placements=(Partial(),), device_mesh=PAIR_MESH)
+WHOLE = SimpleNamespace(placements=(Replicate(),), device_mesh=PAIR_MESH)
 STEPS = ("a step",)
 
 
