@@ -97,8 +97,8 @@ class Platform(ModuleAdapter, PhaseAdapter):
 
     @staticmethod
     @abstractmethod
-    def seed_marker() -> int:
-        """The seed that the default generator was last given."""
+    def initial_seed() -> int:
+        """The seed that the default generator was last given, or the mark of an agreed state."""
 
     @staticmethod
     @abstractmethod
@@ -107,8 +107,12 @@ class Platform(ModuleAdapter, PhaseAdapter):
 
     @staticmethod
     @abstractmethod
-    def agree_on_random_state(group: Any) -> None:
-        """Give every rank of ``group`` the default generator's state of its first rank."""
+    def agree_on_random_state(group: Any, mark: int) -> None:
+        """Give every rank of ``group`` the default generator's state of its first rank.
+
+        The draws go on as there, but ``initial_seed`` is ``mark``, also when the state is saved
+        and restored.
+        """
 
     @staticmethod
     @abstractmethod

@@ -72,7 +72,7 @@ class DTensor(platform.DTensorBase):
             _overwrite_replicas(local, spec.layout)
         if grad_placements is not None:
             # The node's gradient arrives in the dual layout and leaves as the caller wants it.
-            wanted = _layout(device_mesh, grad_placements, len(shape))
+            wanted = _layout(device_mesh, grad_placements, len(spec.shape))
             local = _with_gradient_as(local, spec.layout.dual, wanted, spec.shape)
         return platform.dress(local, DTensor, spec)
 
@@ -142,7 +142,16 @@ class DTensor(platform.DTensorBase):
         if source.shape != spec.shape:
             raise ValueError(f"a gradient has the shape of its tensor, which is "
                              f"{tuple(spec.shape)}, but got {tuple(source.shape)}.")
-        return redistribute(grad, source, spec.dual.layout, tensor=grad)
+        # What made a summand uses the gradient for its own part alone: see Move.backward.
+        return redistribute(grad, source, spec.dual.layout, gradient=spec.layout, tensor=grad)
+
+    @staticmethod
+    def _global_gradient(grad: Any, spec: TensorSpec) -> "DTensor":
+        """The local gradient ``grad`` of a tensor with ``spec`` as a DTensor of the dual layout."""
+        grad = platform.undress(grad)
+        if spec.dual is not spec:
+            grad = _with_gradient_as(grad, spec.dual.layout.dual, spec.layout, spec.shape)
+        return platform.dress(grad, DTensor, spec.dual)
 
     def _as_root(self) -> "DTensor":
         """The tensor to start a backward pass from: the gradient of a sum is the whole one, any

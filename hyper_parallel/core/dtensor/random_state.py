@@ -1,13 +1,18 @@
 """Random draws for DTensors: equal on ranks that hold the same piece, different elsewhere.
 
 The draws come from the framework's default generator, so that a seed set by the user, saved
-states and checkpoint's replay all work.  Ranks whose generators differ take over the state of
-the mesh's first rank before their first draw, and again after a user seeded anew (on all ranks,
-as in any program that runs the same code everywhere).  Afterwards every draw moves all
-generators on by the same amount.
+states and checkpoint's replay all work.  Ranks take over the state of the mesh's first rank
+before their first draw, and again after a user seeded anew (on all ranks, as in any program that
+runs the same code everywhere).  Afterwards every draw moves all generators on by the same amount.
+
+Whether to agree again must never be one rank's opinion, since agreeing communicates.  So the
+agreed state carries a mark in place of its seed: a state with the mark came from an agreement
+that all ranks took part in, any other state - of a new seed, or restored from before the
+agreement - came about on all of them.
 """
 from __future__ import annotations
 
+import hashlib
 import weakref
 from contextlib import contextmanager
 from typing import Iterator, NamedTuple
@@ -21,7 +26,9 @@ platform = get_platform()
 
 # Spreads neighbouring piece numbers over the range of seeds (an odd constant near 2**62 / phi).
 _STRIDE = 2850293223519543809
-_agreed: "weakref.WeakKeyDictionary[DeviceMesh, int]" = weakref.WeakKeyDictionary()
+# The ranks that agreed under a mark, and the marks under which all ranks of a mesh agree.
+_agreed: dict[int, frozenset[int]] = {}
+_marks_of_mesh: "weakref.WeakKeyDictionary[DeviceMesh, set[int]]" = weakref.WeakKeyDictionary()
 
 
 class Piece(NamedTuple):
@@ -59,7 +66,23 @@ def same_draws(piece: Piece) -> Iterator[None]:
 
 
 def _agree(mesh: DeviceMesh) -> None:
-    if mesh.size() == 1 or _agreed.get(mesh) == platform.seed_marker():
+    if mesh.size() == 1:
         return
-    platform.agree_on_random_state(mesh.get_group_over_axes(range(mesh.ndim)))
-    _agreed[mesh] = platform.seed_marker()
+    marks = _marks_of_mesh.setdefault(mesh, set())
+    if platform.initial_seed() in marks:
+        return
+    group = mesh.get_group_over_axes(range(mesh.ndim))
+    ranks = frozenset(platform.get_group_ranks(group))
+    mark = platform.initial_seed()
+    # A larger mesh may have agreed, of which this one is a part.
+    if not ranks <= _agreed.get(mark, frozenset()):
+        mark = _mark_for(ranks)
+        platform.agree_on_random_state(group, mark)
+        _agreed[mark] = ranks
+    marks.add(mark)
+
+
+def _mark_for(ranks: frozenset[int]) -> int:
+    """A seed that no user sets, the same on all ``ranks``."""
+    text = repr((sorted(ranks), platform.generation()))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2

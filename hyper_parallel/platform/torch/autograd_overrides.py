@@ -1,7 +1,8 @@
 """Where autograd has no override protocol: ``Function.apply``, ``backward`` and ``grad``.
 
 Importing this module replaces ``torch.autograd.Function.apply`` and ``torch.autograd.backward``
-by functions that look for a DTensor among their arguments and otherwise call the original.
+by functions that look for a DTensor among their arguments and otherwise call the original, and
+makes checkpoint remember which of its arguments are DTensors.
 """
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from hyper_parallel.platform.torch.dtensor_base import (
 from hyper_parallel.platform.torch.operator_names import decomposed
 
 _native_apply = torch.autograd.Function.apply.__func__
-_native_backward = torch.autograd.backward
+_native_backward = decomposed(torch.autograd.backward)
 _native_grad = decomposed(torch.autograd.grad)
+_native_save_inputs = checkpoint._CheckpointFrame.save_inputs
+_native_get_inputs = checkpoint._CheckpointFrame.get_inputs
 
 Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
 
@@ -70,6 +73,19 @@ def _apply_checkpoint(run_function: Callable, preserve_rng_state: bool, *args: A
     return _put_on(results, outputs[0])
 
 
+def _save_inputs(frame: Any, *args: Any) -> None:
+    """Other form of checkpoint: within another one, the saved arguments come back undressed."""
+    frame.clothes = [_clothes(arg) for arg in args]
+    _native_save_inputs(frame, *args)
+
+
+def _get_inputs(frame: Any) -> list:
+    # What comes back undressed is a tensor of its own, so no alias is needed; in a backward pass
+    # one would have no history.
+    return [value if clothes is None else dress(value, *clothes)
+            for value, clothes in zip(_native_get_inputs(frame), frame.clothes)]
+
+
 def _clothes(value: Any) -> Optional[tuple[type, Any]]:
     return (type(value), value._spec) if isinstance(value, TorchDTensorBase) else None
 
@@ -105,7 +121,7 @@ def _grad_of(outputs: Tensors, inputs: Tensors, grad_outputs: Optional[Tensors] 
         (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), grad_outputs)
     results = _native_grad(roots, inputs, grads, **options)
     return tuple(
-        dress(undress(result), type(tensor), tensor._spec.dual)
+        tensor._global_gradient(result, tensor._spec)
         if isinstance(tensor, TorchDTensorBase) and result is not None
         and not isinstance(result, TorchDTensorBase) else result
         for result, tensor in zip(results, inputs))
@@ -142,4 +158,6 @@ def _local_root(root: TorchDTensorBase, grad: Optional[torch.Tensor]
 
 torch.autograd.Function.apply = classmethod(_apply)
 torch.autograd.backward = _backward
+checkpoint._CheckpointFrame.save_inputs = _save_inputs
+checkpoint._CheckpointFrame.get_inputs = _get_inputs
 handle(torch.autograd.grad, _grad)

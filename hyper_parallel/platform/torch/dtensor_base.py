@@ -48,6 +48,12 @@ class TorchDTensorBase(torch.Tensor):
         raise RuntimeError(f"the class of a DTensor must say how a gradient lies under {spec}, "
                            f"but it does not (gradient of shape {tuple(grad.shape)}).")
 
+    @staticmethod
+    def _global_gradient(grad: torch.Tensor, spec: Any) -> "TorchDTensorBase":
+        """The local gradient ``grad`` of a tensor with ``spec`` as DTensor; DTensor says how."""
+        raise RuntimeError(f"the class of a DTensor must say how a gradient lies under {spec}, "
+                           f"but it does not (gradient of shape {tuple(grad.shape)}).")
+
     def _as_root(self) -> "TorchDTensorBase":
         """The tensor from which a backward pass may start; DTensor says which."""
         raise RuntimeError("the class of a DTensor must say where a backward pass starts.")

@@ -150,7 +150,7 @@ class TorchPlatform(Platform):
     decomposed = staticmethod(decomposed)
     without_override = staticmethod(autograd_overrides.is_function_apply)
 
-    seed_marker = staticmethod(random.seed_marker)
+    initial_seed = staticmethod(random.initial_seed)
     draw_seed = staticmethod(random.draw_seed)
     agree_on_random_state = staticmethod(random.agree_on_random_state)
     seeded = staticmethod(random.seeded)

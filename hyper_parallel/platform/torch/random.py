@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 
-def seed_marker() -> int:
-    """The seed that the default generator was last given; it tells when a user seeded anew."""
+def initial_seed() -> int:
+    """The seed that the default generator was last given, or its state's mark."""
     return torch.initial_seed()
 
 
@@ -18,13 +18,16 @@ def draw_seed() -> int:
     return int(torch.randint(2 ** 62, (), dtype=torch.int64, device="cpu").item())
 
 
-def agree_on_random_state(group: Any) -> None:
+def agree_on_random_state(group: Any, mark: int) -> None:
     """Give every rank of ``group`` the default CPU generator's state of its first rank."""
     state = torch.get_rng_state()
     device = torch.device("cuda") if dist.get_backend(group) == "nccl" else state.device
     sent = state.to(device)
     dist.broadcast(sent, dist.get_process_group_ranks(group)[0], group)
-    torch.set_rng_state(sent.to(state.device))
+    state = sent.to(state.device)
+    # A state starts with the seed it once came from, on which no further draw depends.
+    state[:8] = torch.tensor([mark]).view(torch.uint8)
+    torch.set_rng_state(state)
 
 
 @contextmanager
