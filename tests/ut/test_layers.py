@@ -32,7 +32,9 @@ LAYERS = {
 DEBUG = f"{PACKAGE}.core.dtensor.debug"
 # The two that export CommDebugMode, and the demo, which shows it.
 MAY_IMPORT_DEBUG = {PACKAGE, f"{PACKAGE}.core.dtensor", f"{PACKAGE}.demo"}
-FRAMEWORKS = {"torch": f"{PACKAGE}.platform.torch", "mindspore": f"{PACKAGE}.platform.mindspore"}
+FRAMEWORKS = {"torch": f"{PACKAGE}.platform.torch", "mindspore": f"{PACKAGE}.platform.mindspore",
+              # Its users' tests load it; the library itself does not.
+              "pytest": f"{PACKAGE}.debug.pytest_plugin"}
 ALSO_TORCH = f"{PACKAGE}.demo"
 EVERYWHERE = set(sys.stdlib_module_names) | {"numpy", PACKAGE}
 

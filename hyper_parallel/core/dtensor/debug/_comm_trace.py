@@ -31,6 +31,11 @@ class CommTrace(TraceReport):
         super().__init__(tree, rank, world_size)
         self._noise_level = noise_level
 
+    @property
+    def noise_level(self) -> int:
+        """The level that the file was written with."""
+        return self._noise_level
+
     @classmethod
     def load(cls, path: FileName) -> CommTrace:
         """Read a trace.

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import DebugCall
@@ -184,7 +185,9 @@ class TraceReport:
             "dropped_records": self.dropped_records,
             "parameters": parameters_as_data(self._parameters),
             "summary": self._tree.ledger.as_data(),
-            "records": records_as_data(self._root_records, level),
+            # One root at a time: the plain data of a long trace is many times its text.
+            "records": (entry for record in self._root_records
+                        for entry in records_as_data([record], level)),
         }
         if self._failure is not None:
             data["incomplete"] = self._failure
@@ -224,8 +227,9 @@ def _json_text(data: dict[str, Any]) -> str:
     """
     lines = []
     for key, value in data.items():
-        text = json.dumps(value)
-        if isinstance(value, list) and value:
+        if isinstance(value, (list, Iterator)):
             text = "[\n" + ",\n".join("    " + json.dumps(entry) for entry in value) + "\n  ]"
+        else:
+            text = json.dumps(value)
         lines.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

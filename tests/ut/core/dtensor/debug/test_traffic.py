@@ -68,8 +68,10 @@ def test_summary_adds_up_and_prints() -> None:
     assert list(mode.get_comm_summary(("module", "axis"))) == [
         ("a", "tp"), ("b", "tp"), ("a", "dp"), (None, None)]
     assert mode.get_comm_bytes() == {ALL_REDUCE: 158}
-    assert mode.generate_comm_summary_table(("axis", "module")).split("\n")[-1].split() == [
-        "total", "4", "0", "0", "158"]
+    lines = [line.split() for line in mode.generate_comm_summary_table(("axis", "module"))
+             .split("\n")]
+    assert lines[2] == ["tp", "a", "1", "0", "0", "100"]
+    assert lines[-1] == ["total", "4", "0", "0", "158"]
     assert mode.generate_comm_summary_table("axis").split("\n")[2].split() == [
         "tp", "2", "0", "0", "150"]
 
