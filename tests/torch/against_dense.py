@@ -17,6 +17,12 @@ from hyper_parallel import DeviceMesh, DTensor, Layout, Partial, Replicate, Shar
 Placements = Sequence[Any]
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """A dense leaf of normal float64 values, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
 def part(dense: torch.Tensor, layout: Layout) -> torch.Tensor:
     """What this rank holds of ``dense`` under ``layout``; a summand counts as the whole value."""
     return dense[tuple(slice(start, start + length)

@@ -16,7 +16,7 @@ platform = get_platform()
 # f(a + b) == f(a) + f(b) for a single operand, so a Partial sum may pass.
 _LINEAR_UNARY = """
     neg negative positive clone contiguous alias float double half bfloat16 real imag conj
-    resolve_conj resolve_neg conj_physical lift_fresh zero rad2deg deg2rad
+    resolve_conj resolve_neg conj_physical lift_fresh zero rad2deg deg2rad cpu cuda pin_memory
 """
 
 _NONLINEAR = """

@@ -1,0 +1,9 @@
+"""Autograd with DTensors on four ranks."""
+import pytest
+
+from tests.torch.launcher import Case, run_case, worker_cases
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_autograd.py"))
+def test_autograd(case: Case) -> None:
+    run_case(case)

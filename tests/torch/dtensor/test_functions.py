@@ -1,0 +1,9 @@
+"""User functions and checkpoints on four ranks."""
+import pytest
+
+from tests.torch.launcher import Case, run_case, worker_cases
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_functions.py"))
+def test_functions(case: Case) -> None:
+    run_case(case)

@@ -1,0 +1,9 @@
+"""Lifetimes on four ranks."""
+import pytest
+
+from tests.torch.launcher import Case, run_case, worker_cases
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_memory.py"))
+def test_memory(case: Case) -> None:
+    run_case(case)
