@@ -38,11 +38,13 @@ class OperandUse(NamedTuple):
     """Which argument of which operator a tensor moves for.
 
     The argument is a position such as ``"1"``, a name, or an entry such as ``"0[2]"``; None where
-    the operator as a whole needs the move.
+    the operator as a whole needs the move. ``parameter`` refers weakly to a trained tensor beside
+    it, by which a trace that begins later can tell the module.
     """
 
     operator: str
     argument: Optional[str]
+    parameter: Optional[Callable[[], Any]] = None
 
 
 class RedistributeObserver(Protocol):

@@ -149,9 +149,9 @@ class LocalPlan(Plan):
             if move is None:
                 moved = tensor
             elif shared:
-                moved = _run_undressed(_shared_view, (tensor, move, kept, use), _NOTHING)
+                moved = _run_undressed(_shared_view, (tensor, move, kept, use, args), _NOTHING)
             else:
-                moved = move(tensor, None, use)
+                moved = move(tensor, None, _beside_parameter(use, args))
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
             if top:
@@ -290,7 +290,8 @@ def _replaced(value: Any, path: tuple, new: Any) -> Any:
     return tuple(entries) if isinstance(value, tuple) else entries
 
 
-def _shared_view(tensor: Any, move: Move, kept: list[Any], use: Optional[OperandUse]) -> Any:
+def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
+                 args: Sequence[Any]) -> Any:
     """The view of a replicated tensor through which gradients that vary are summed.
 
     There is one for all uses, so that the contributions add up before a single all-reduce.
@@ -310,14 +311,22 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: Optional[Operand
         if type(view) is weakref.ref:
             view = view()
     if view is None:
-        view = _make_view(tensor, move, use)
+        view = _make_view(tensor, move, _beside_parameter(use, args))
         views[move] = (version, weakref.ref(view) if tensor.is_leaf else view)
     if tensor.is_leaf:
         kept.append(view)
     return view
 
 
-def _make_view(tensor: Any, move: Move, use: Optional[OperandUse]) -> Any:
+def _beside_parameter(use: OperandUse, args: Sequence[Any]) -> OperandUse:
+    """``use`` with the first trained tensor among the operator's arguments."""
+    for value in args:
+        if type(value) is DTensor and value.is_leaf and value.requires_grad:
+            return OperandUse(use.operator, use.argument, weakref.ref(value))
+    return use
+
+
+def _make_view(tensor: Any, move: Move, use: OperandUse) -> Any:
     """A fresh view; past an all-gather when the tensor came from one.
 
     There the gradient that varies is reduced and scattered in one step to where it was gathered.

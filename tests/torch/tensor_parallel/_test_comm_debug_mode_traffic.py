@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +38,7 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     RedistributeCall,
     walk,
 )
+from hyper_parallel.debug import check_traces
 
 NPROC = 4
 ALL_REDUCE = "differentiable_all_reduce"
@@ -162,7 +164,7 @@ def test_phases_and_owners() -> None:
 
 
 def test_backward_of_a_forward_that_was_not_traced() -> None:
-    """C6: one collective, phase backward; the operator and argument are known all the same."""
+    """C6: one collective, phase backward; its owner is known all the same: a's linear."""
     for run in (lambda work: work(), _on_thread):
         model = make_model()
         loss = model(make_input()).sum()
@@ -170,8 +172,13 @@ def test_backward_of_a_forward_that_was_not_traced() -> None:
             run(loss.backward)
         (one,) = records(mode, CollectiveCall)
         assert (one.phase, one.operator, one.argument, one.module) == (
-            "backward", "linear", "0", "unknown")
+            "backward", "linear", "0", "a")
         assert_all_sums_agree(mode)
+    loss = model(make_input()).sum()
+    with CommDebugMode() as nameless:
+        loss.backward()
+    (one,) = records(nameless, CollectiveCall)
+    assert (one.phase, one.operator, one.module) == ("backward", "linear", "unknown")
     with CommDebugMode(module=model):
         loss = model(make_input()).sum()
     with CommDebugMode() as later:
@@ -327,3 +334,28 @@ def test_bound() -> None:
     assert bounded.get_comm_summary(by) == full.get_comm_summary(by)
     assert bounded.generate_tracing_table(0).endswith(
         f"\n({everything - 9} records dropped: max_records was reached)")
+
+
+def test_ranks_agree() -> None:
+    """The traces of all four ranks of a step pass the check; one that lacks a call does not."""
+    model = make_model()
+    with CommDebugMode(module=model) as mode:
+        model(make_input()).sum().backward()
+        spread((8, 6), Shard(0)).redistribute(placements=[Shard(1)])
+    with tempfile.TemporaryDirectory() as folder:
+        mode.generate_json_dump(Path(folder) / "trace.json", noise_level=3)
+        texts: list[Any] = [None] * NPROC
+        dist.all_gather_object(texts, (Path(folder) / "trace.json").read_text())
+        traces = []
+        for text in texts:
+            (Path(folder) / "trace.json").write_text(text)
+            traces.append(CommTrace.load(Path(folder) / "trace.json"))
+    assert [trace.rank for trace in traces] == [0, 1, 2, 3]
+    assert check_traces(traces) is None
+    with CommDebugMode(module=model) as shorter:
+        model(make_input())
+    lines = check_traces([shorter, *(trace for trace in traces
+                                     if trace.rank != shorter.rank)]).split("\n")
+    assert lines[0] == "group (0, 1, 2, 3), call 1: its ranks do not do the same"
+    assert sum(line.endswith("nothing, its trace ends before") for line in lines[1:]) == 1
+    assert sum("backward of module a, operator linear" in line for line in lines[1:]) == 3

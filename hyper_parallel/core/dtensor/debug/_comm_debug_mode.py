@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from hyper_parallel.core.dtensor.debug._module_tracker import (
+    ROOT_NAME,
     ModuleLike,
     ModuleTracker,
     parameter_info,
@@ -95,6 +96,9 @@ class CommDebugMode(Recorder):
         self._rank, self._world_size = platform.get_rank(), platform.get_world_size()
         self._failure = None
         self._parameters = {} if module is None else parameter_info(module)
+        self._module_of_id = {} if module is None else {
+            id(parameter): name.rpartition(".")[0] or ROOT_NAME
+            for name, parameter in module.named_parameters()}
         with ExitStack() as undo:
             self._closed = False
             undo.callback(self._close)
@@ -131,6 +135,7 @@ class CommDebugMode(Recorder):
         """
         self._closed = True
         self._tree.makers.forget_all()
+        self._module_of_id = {}
         if _debug_mode_observer.get() is self:
             _debug_mode_observer.set(self.still_open())
 

@@ -82,6 +82,8 @@ class Recorder(TraceReport):
         self._guard = ErrorGuard(self._note_failure)
         self._closed = False
         self._enclosing: tuple[Recorder, ...] = ()
+        # The modules of the parameters by their identity, while the mode keeps these alive.
+        self._module_of_id: dict[int, str] = {}
 
     @property
     def _call_stack(self) -> list[DebugCall]:
@@ -234,7 +236,7 @@ class Recorder(TraceReport):
         if not isinstance(origin, TracedMove):
             operator = UNKNOWN if origin is None else origin.operator
             move = TracedMove(self, self._tree, None, None, origin, find_call_site(),
-                              UNKNOWN, operator)
+                              self._module_beside(origin), operator)
         else:
             owner = origin.owner if origin.tree is self._tree else None
             move = TracedMove(self, self._tree, owner, None, origin.use, origin.call_site,
@@ -243,10 +245,15 @@ class Recorder(TraceReport):
             self._open_move(move, source, target, shape, BACKWARD)
         return move
 
+    def _module_beside(self, use: OperandUse | None) -> str:
+        """The module of an operator that ran before the trace, by its parameter."""
+        parameter = use and use.parameter and use.parameter()
+        return self._module_of_id.get(id(parameter), UNKNOWN)
+
     @staticmethod
     def _open_move(move: TracedMove, source: Layout, target: Layout, shape: Sequence[int],
                    phase: str) -> None:
-        needed_by, argument = move.use or (None, None)
+        needed_by, argument = move.use[:2] if move.use else (None, None)
         move.record = RedistributeCall(
             source.placements, target.placements, tuple(shape), phase,
             tuple(source.device_mesh.alias_name), needed_by, argument, module=move.module,
