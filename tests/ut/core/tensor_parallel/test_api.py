@@ -17,6 +17,7 @@ from hyper_parallel import (
     init_device_mesh,
     parallelize_module,
 )
+from hyper_parallel.platform.torch.modules import _Boundary
 
 COLWISE, ROWWISE = ColwiseParallel(), RowwiseParallel()
 
@@ -75,6 +76,7 @@ def check_refused(error: type[Exception], message: str, model: Any, mesh: Any, p
         assert type(parameter) is nn.Parameter
     for module in model.modules() if isinstance(model, nn.Module) else []:
         assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not isinstance(module, _Boundary)
 
 
 @pytest.mark.parametrize("plan, names", [
@@ -123,7 +125,7 @@ def test_shared_parameters_stay_shared(mesh: DeviceMesh) -> None:
     assert model.embed.weight is model.head.weight
     assert model.embed.weight.placements == (Shard(0),)
     assert spread(model) == ["embed.weight", "head.weight"]
-    assert len(model.head._forward_hooks) == len(model.embed._forward_hooks) == 1
+    assert isinstance(model.head, _Boundary) and isinstance(model.embed, _Boundary)
 
 
 @pytest.mark.parametrize("error, message, plan", [
@@ -193,7 +195,7 @@ def test_parallel_already(mesh: DeviceMesh) -> None:
         with pytest.raises(RuntimeError, match=r"'fc1' is parallelized already: its weight is "
                                                r"spread as Layout\(tp=Shard\(dim=0\)\)"):
             parallelize_module(model, mesh, plan)
-    assert model.fc1.weight is kept and len(model.fc1._forward_hooks) == 1
+    assert model.fc1.weight is kept and type(model.fc1).__mro__.count(_Boundary) == 1
     assert type(model.fc2.weight) is nn.Parameter
     parallelize_module(model, mesh, {"fc2": ROWWISE})
     tied = parallelize_module(Model(), mesh, {"embed": ROWWISE})
@@ -252,3 +254,18 @@ def test_one_process_trains(mesh: DeviceMesh) -> None:
     assert torch.equal(model(ids), dense(ids))
     for parameter, expected in zip(model.parameters(), dense.parameters()):
         assert torch.equal(parameter.full_tensor(), expected)
+
+
+def test_a_forward_of_its_own_is_kept(mesh: DeviceMesh) -> None:
+    """A module whose forward was replaced on the instance keeps that one, between the layouts."""
+    model = Layer()
+    native, calls = model.fc1.forward, []
+
+    def forward(x):
+        calls.append(type(x).__name__)
+        return native(x)
+
+    model.fc1.forward = forward
+    parallelize_module(model, mesh, {"fc1": COLWISE})
+    model(torch.ones(2, 4))
+    assert calls == ["DTensor"]
