@@ -43,7 +43,7 @@ def spread(tensor: torch.Tensor) -> tuple[tuple, tuple, tuple]:
     theirs = torch_dtensor.init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     return (
         (tensor, other),
-        tuple(hp.DTensor.from_local(t, ours, [hp.Shard(0)]) for t in (tensor, other)),
+        tuple(hp.DTensor.from_local(t, ours, [hp.Replicate()]) for t in (tensor, other)),
         tuple(torch_dtensor.DTensor.from_local(t, theirs, [torch_dtensor.Replicate()])
               for t in (tensor, other)))
 

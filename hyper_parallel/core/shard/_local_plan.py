@@ -264,9 +264,11 @@ def operand_move(operator: str, path: tuple, spec: TensorSpec, target: Layout,
     gradient = target.dual.replaced({axis: Partial() for axis in varying})
     if target is spec.layout and not varying:
         return None
+    move = plan_move(spec, target, gradient)
+    if not move.all_steps and not move.backward().all_steps:
+        return None  # along axes of one rank all layouts are the same
     argument = str(path[0]) + "".join(f"[{index}]" for index in path[1:])
-    return OperandMove(path, plan_move(spec, target, gradient), target is spec.layout,
-                       OperandUse(operator, argument))
+    return OperandMove(path, move, target is spec.layout, OperandUse(operator, argument))
 
 
 def _shape(tensor: Any) -> Any:

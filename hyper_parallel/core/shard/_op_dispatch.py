@@ -24,6 +24,7 @@ _run_and_dress = platform.run_and_dress
 _debug_mode_observer: ContextVar = ContextVar('_debug_mode_observer', default=None)
 
 _MOST_PLANS = 2048
+_NUMBERS = frozenset({int, float, bool})
 
 
 class Operator:
@@ -136,6 +137,11 @@ def _key(args: tuple, kwargs: Mapping[str, Any], operator: Operator) -> tuple:
 def _part(value: Any, operator: Operator) -> Any:
     """The part of a key that stands for one argument."""
     kind = type(value)
+    if kind in _NUMBERS:
+        # 1, 1.0 and True are equal, but they are not the same argument.
+        return kind if operator.number_blind else (kind, value)
+    if value is None or kind is str:
+        return value
     if kind is DTensor:
         return value._spec
     if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
@@ -144,9 +150,6 @@ def _part(value: Any, operator: Operator) -> Any:
         return (kind, *[_part(entry, operator) for entry in value])
     if kind is slice:
         return slice, value.start, value.stop, value.step
-    if operator.number_blind and (kind is int or kind is float or kind is bool):
-        return kind
-    # 1, 1.0 and True are equal, but they are not the same argument.
     return kind, value
 
 

@@ -16,6 +16,7 @@ from hyper_parallel.core.shard._local_plan import (
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import Solution, solve
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.call_site import users_stack_level
 
 platform = get_platform()
 _Tensor = platform.Tensor
@@ -119,7 +120,7 @@ def _warn_once(name: str) -> None:
         warnings.warn(
             f"{name!r} has no sharding rule, so its operands are gathered and it runs on every "
             "rank; give it one with hyper_parallel.register_rule (see docs/adding_an_operator.md).",
-            stacklevel=6)
+            stacklevel=users_stack_level())
 
 
 def is_in_place(name: str) -> bool:

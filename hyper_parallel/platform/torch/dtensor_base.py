@@ -197,7 +197,7 @@ def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
     """As :func:`run_undressed`; a single tensor that comes out is dressed."""
     with undressed():
         result = func(*args, **kwargs)
-    if isinstance(result, _Tensor):
+    if type(result) is _Tensor or isinstance(result, _Tensor):
         result.__class__ = cls
         result._spec = spec
     return result

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from hyper_parallel.core.dtensor.debug._call_records import placements_text
-from hyper_parallel.core.dtensor.debug._call_site import find_call_site
+from hyper_parallel.platform.call_site import find_call_site
 from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
 from hyper_parallel.core.layout import Layout
 

@@ -20,7 +20,7 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     RedistributeCall,
     TensorInfo,
 )
-from hyper_parallel.core.dtensor.debug._call_site import find_call_site, in_optimizer
+from hyper_parallel.platform.call_site import find_call_site, in_optimizer
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
 from hyper_parallel.core.dtensor.debug._report import TraceReport

@@ -7,7 +7,7 @@ import sysconfig
 from functools import lru_cache
 from types import FrameType
 
-from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.choice import get_platform
 
 _LIBRARY = __name__.partition(".")[0]
 _FRAMEWORK = get_platform().Tensor.__module__.partition(".")[0]
@@ -33,17 +33,27 @@ def _is_users(file: str) -> bool:
     return not file.startswith(_STANDARD) or file.startswith(_INSTALLED)
 
 
+def _users_frame() -> tuple[int, FrameType | None]:
+    """The innermost frame of the program itself, and how far out it is from the caller's caller."""
+    frame: FrameType | None = sys._getframe(2)
+    distance = 0
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame, distance = frame.f_back, distance + 1
+    return distance, frame
+
+
 def find_call_site() -> str | None:
     """``file:line`` of the innermost frame of the program itself; None where there is none.
 
     On a thread that the framework runs, such as a backward pass', there may be none.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
+    _, frame = _users_frame()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_stack_level() -> int:
+    """The ``stacklevel`` with which the caller's warning points at the program's own line."""
+    return _users_frame()[0] + 1
 
 
 def in_optimizer() -> bool:
