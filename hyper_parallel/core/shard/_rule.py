@@ -213,16 +213,16 @@ def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
             dims[index], more = named_dims(shape, f"other{index}_")
             sizes.update(more)
             whole.update(more)
-    bound = (_stretched(dims[index], shape) for index, shape in enumerate(shapes))
+    bound = (_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes))
     free = max((len(dims[index]) - len(tokens) + 1 for index, tokens in given.items()
                 if ("...",) in tokens), default=0)
     return Rule(tuple(bound), tuple(_free_dims(tokens, free) for tokens in results), sizes,
                 whole=frozenset(whole), **options)
 
 
-def _stretched(dims: Dims, shape: Sequence[int]) -> Dims:
-    """A dim of size 1 has no factor: it is stretched to what another operand has there."""
-    return tuple(() if size == 1 and len(factors) == 1 else factors
+def _stretched(dims: Dims, shape: Sequence[int], sizes: Mapping[str, int]) -> Dims:
+    """A dim of size 1 has no factor where it is stretched to what another operand has there."""
+    return tuple(() if len(factors) == 1 and size == 1 != sizes[factors[0]] else factors
                  for factors, size in zip(dims, shape))
 
 

@@ -133,7 +133,7 @@ add_rule("copy", _copy)
 add_rule(_LIKE, _like, number_blind=True)
 add_rule(_RANDOM_LIKE, _random_like, number_blind=True)
 add_rule(_RANDOM_FILL, _random_fill, number_blind=True)
-add_rule("new_tensor", lambda call: Decomposition(_replicated_result(call.func)))
+add_rule("new_tensor new", lambda call: Decomposition(_replicated_result(call.func)))
 add_rule("dropout alpha_dropout native_dropout", _dropout)
 
 

@@ -11,6 +11,8 @@ M = (5, 6)
 
 MATMUL: list[Entry] = [
     entry("linear", F.linear, (5, 6), (7, 6), (7,)),
+    entry("linear of one", F.linear, (5, 1), (7, 1), (7,)),
+    entry("linear to one", F.linear, (1, 6), (1, 6), (1,)),
     entry("linear no bias", F.linear, (5, 6), (7, 6)),
     entry("linear bias None", lambda a, b: F.linear(a, b, None), (5, 6), (7, 6)),
     entry("linear 3-d", F.linear, (2, 5, 6), (7, 6), (7,)),
