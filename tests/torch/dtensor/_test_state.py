@@ -141,29 +141,29 @@ def test_state_dicts():
             target.load_state_dict({**state, "weight": torch.zeros(3, 3)})
 
 
+def _step(module, optimizer):
+    optimizer.zero_grad()
+    module(normal(3, 6)).pow(2).sum().backward()
+    optimizer.step()
+
+
 def test_optimizer_state_is_saved_and_loaded():
     for kind, options in ((torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9}),
                           (torch.optim.AdamW, {"fused": True})):
-        modules = [_linear([Shard(0)]) for _ in range(2)]
-        optimizers = [kind(module.parameters(), lr=0.1, **options) for module in modules]
-
-        def step(index):
-            optimizers[index].zero_grad()
-            modules[index](normal(3, 6)).pow(2).sum().backward()
-            optimizers[index].step()
-
-        step(0)
-        step(0)
-        modules[1].load_state_dict(_through_file(modules[0].state_dict()))
-        optimizers[1].load_state_dict(_through_file(optimizers[0].state_dict()))
-        for state in optimizers[1].state.values():
+        first, second = _linear([Shard(0)]), _linear([Shard(0)])
+        optimizer = kind(first.parameters(), lr=0.1, **options)
+        other = kind(second.parameters(), lr=0.1, **options)
+        _step(first, optimizer)
+        _step(first, optimizer)
+        second.load_state_dict(_through_file(first.state_dict()))
+        other.load_state_dict(_through_file(optimizer.state_dict()))
+        for state in other.state.values():
             for name, value in state.items():
                 assert name == "step" or type(value) is DTensor
-        step(0)
-        step(1)
-        assert torch.equal(modules[0].weight.full_tensor(), modules[1].weight.full_tensor())
-        copied = copy.deepcopy(optimizers[0])
-        assert len(copied.state_dict()["state"]) == 2
+        _step(first, optimizer)
+        _step(second, other)
+        assert torch.equal(first.weight.full_tensor(), second.weight.full_tensor())
+        assert len(copy.deepcopy(optimizer).state_dict()["state"]) == 2
 
 
 def test_attributes_that_share_memory():
