@@ -17,7 +17,6 @@ from hyper_parallel.platform import get_platform
 
 platform = get_platform()
 _Tensor = platform.Tensor
-_Parameter = platform.Parameter
 _run_and_dress = platform.run_and_dress
 
 # Whoever wants to see operators come and go, or None. The tracer sets it.
@@ -144,8 +143,12 @@ def _part(value: Any, operator: Operator) -> Any:
         return value
     if kind is DTensor:
         return value._spec
-    if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+    if isinstance(value, _Tensor):
         return _Tensor, value.shape
+    return _compound_part(kind, value, operator)
+
+
+def _compound_part(kind: type, value: Any, operator: Operator) -> tuple:
     if kind is tuple or kind is list:
         return (kind, *[_part(entry, operator) for entry in value])
     if kind is slice:

@@ -38,23 +38,11 @@ from hyper_parallel.core.dtensor.debug._call_records import (
 )
 from hyper_parallel.core.dtensor.debug._collective_tracer import COLLECTIVE_METHODS
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
+from tests.torch.tensor_parallel.traced_model import MLP
 
 NPROC = 4
 ALL_REDUCE = "differentiable_all_reduce"
 ALL_GATHER = "differentiable_all_gather_concat"
-
-
-class MLP(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 16, bias=False)
-        self.b = nn.Linear(16, 8, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (batch, 8) in and out."""
-        return self.b(F.relu(self.a(x)))
 
 
 def make_mesh() -> DeviceMesh:

@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hyper_parallel import (
@@ -16,6 +15,7 @@ from hyper_parallel import (
     parallelize_module,
 )
 from hyper_parallel.core.dtensor.debug._collective_tracer import COLLECTIVE_METHODS
+from hyper_parallel.demo import TwoLayerMLP
 
 NPROC = 2
 ALL_REDUCE = "differentiable_all_reduce"
@@ -47,19 +47,6 @@ Module               Module((root)) [enter]
     Op               Op(linear) inputs=[DTensor[4, 32], DTensor[16, 32]] outputs=[DTensor[4, 16]]
       Collective     Collective(differentiable_all_reduce) group_size=2 input_shape=(4, 16) \
 output_shape=(4, 16)"""
-
-
-class TwoLayerMLP(nn.Module):
-    """The specification's model."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(hidden, intermediate, bias=False)
-        self.fc2 = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (batch, hidden) in and out."""
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 def make_model() -> nn.Module:

@@ -39,23 +39,11 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     walk,
 )
 from hyper_parallel.debug import check_traces
+from tests.torch.tensor_parallel.traced_model import MLP
 
 NPROC = 4
 ALL_REDUCE = "differentiable_all_reduce"
 ALL_GATHER = "differentiable_all_gather_concat"
-
-
-class MLP(nn.Module):
-    """Column-wise ``a``, row-wise ``b``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 16, bias=False)
-        self.b = nn.Linear(16, 8, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (batch, 8) in and out."""
-        return self.b(F.relu(self.a(x)))
 
 
 class Checkpointed(MLP):
