@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh as torch_init_device_
 from torch.distributed.tensor import parallel as torch_parallel
 
 import hyper_parallel as hp
+from hyper_parallel.demo import TwoLayerMLP
 
 BATCH = 4
 
@@ -60,23 +61,10 @@ class SumOverRanks(torch.autograd.Function):
         return grad
 
 
-class MLP(nn.Module):
-    """Two linear layers."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(hidden, intermediate, bias=False)
-        self.fc2 = nn.Linear(intermediate, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """fc2(gelu(fc1(x)))."""
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class HandWritten(nn.Module):
     """The same, as one writes it by hand: each rank has its part of the weights."""
 
-    def __init__(self, whole: MLP, rank: int, size: int) -> None:
+    def __init__(self, whole: TwoLayerMLP, rank: int, size: int) -> None:
         super().__init__()
         self.w1 = nn.Parameter(whole.fc1.weight.detach().chunk(size, 0)[rank].clone())
         self.w2 = nn.Parameter(whole.fc2.weight.detach().chunk(size, 1)[rank].contiguous().clone())
@@ -90,9 +78,9 @@ class HandWritten(nn.Module):
 def make_variants(hidden: int) -> dict[str, nn.Module]:
     """The three models, from the same weights."""
     torch.manual_seed(0)
-    whole = MLP(hidden, 2 * hidden)
+    whole = TwoLayerMLP(hidden, 2 * hidden)
     size = dist.get_world_size()
-    ours, theirs = MLP(hidden, 2 * hidden), MLP(hidden, 2 * hidden)
+    ours, theirs = (TwoLayerMLP(hidden, 2 * hidden) for _ in range(2))
     ours.load_state_dict(whole.state_dict())
     theirs.load_state_dict(whole.state_dict())
     hp.parallelize_module(ours, hp.init_device_mesh((size,), ("tp",)), {

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -34,7 +35,7 @@ class OperandMove(NamedTuple):
     use: Optional[OperandUse] = None
 
 
-class Plan:
+class Plan(ABC):
     """What a call does from its second time on.
 
     Attributes:
@@ -51,8 +52,9 @@ class Plan:
         self.local: Optional[Callable] = None
         self.result: Optional[TensorSpec] = None
 
+    @abstractmethod
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
+        """The results of calling ``func``, its tensors as DTensors."""
 
 
 class FunctionPlan(Plan):
