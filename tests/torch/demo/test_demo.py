@@ -14,6 +14,9 @@ REDUCE = ("Collective(differentiable_all_reduce) group_size=2 input_shape=(4, 16
 FIRST = "Op(linear) inputs=[DTensor[4, 16], DTensor[32, 16]] outputs=[DTensor[4, 32]]"
 GELU = "Op(gelu) inputs=[DTensor[4, 32]] outputs=[DTensor[4, 32]]"
 SECOND = "Op(linear) inputs=[DTensor[4, 32], DTensor[16, 32]] outputs=[DTensor[4, 16]]"
+# What the levels from 3 on add to a collective.
+TRAFFIC = ("axis=tp ranks=(0, 1) dtype=torch.float32 reduce_op=sum "
+           "input_bytes=256 output_bytes=256 wire_bytes=256")
 SUM = "Redistribute(Partial(sum) -> Replicate()) tensor_shape=(4, 16)"
 
 PRINTED = f"""\
@@ -53,13 +56,13 @@ Type                 Detail
 Module               Module((root)) [enter]
   Module             Module(fc1) [enter]
     Op               {FIRST}
-      Redistribute   {SUM} phase=backward
-        Collective   {REDUCE} phase=backward
+      Redistribute   {SUM} phase=backward implicit for argument 0 of linear
+        Collective   {REDUCE} phase=backward {TRAFFIC}
   Op                 {GELU}
   Module             Module(fc2) [enter]
     Op               {SECOND}
-      Redistribute   {SUM}
-        Collective   {REDUCE}
+      Redistribute   {SUM} explicit
+        Collective   {REDUCE} {TRAFFIC}
 
 Counts: {{'differentiable_all_reduce': 2}}, in total 2
 
