@@ -6,6 +6,7 @@ dresses the results.  On a miss a rule and the solver make the plan.
 """
 from __future__ import annotations
 
+import weakref
 from contextvars import ContextVar
 from typing import Any, Callable, Mapping, Optional
 
@@ -24,6 +25,8 @@ _debug_mode_observer: ContextVar = ContextVar('_debug_mode_observer', default=No
 
 _MOST_PLANS = 2048
 _NUMBERS = frozenset({int, float, bool})
+# Stands before the keyword arguments in a key, so that f(x, "dim", 1) is not f(x, dim=1).
+_KEYWORDS = object()
 
 
 class Operator:
@@ -125,6 +128,7 @@ def _key(args: tuple, kwargs: Mapping[str, Any], operator: Operator) -> tuple:
     """What a plan depends on."""
     parts = [value._spec if type(value) is DTensor else _part(value, operator) for value in args]
     if kwargs:
+        parts.append(_KEYWORDS)
         for name, value in kwargs.items():
             parts.append(name)
             parts.append(_part(value, operator))
@@ -153,7 +157,11 @@ def _compound_part(kind: type, value: Any, operator: Operator) -> tuple:
         return (kind, *[_part(entry, operator) for entry in value])
     if kind is slice:
         return slice, value.start, value.stop, value.step
-    return kind, value
+    try:
+        # A function or a module may hold tensors, which a plan must not keep alive.
+        return kind, weakref.ref(value)
+    except TypeError:
+        return kind, value
 
 
 def _tensors(values: Any) -> list:

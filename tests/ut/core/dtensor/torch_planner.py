@@ -2,8 +2,8 @@
 
 It plans in a fake process group, which must not become the default group of the tests. The
 argument is a JSON list of ``[mesh shape, dims of the tensor, source, target]``, a placement
-written ``R``, ``P`` or its dim. It prints for each the bytes that one rank sends, as a fraction of the global tensor, for
-the cheaper of PyTorch's two planners, or null where PyTorch has no way.
+written ``R``, ``P`` or its dim. It prints for each the bytes that one rank sends, as a fraction
+of the global tensor, for the cheaper of PyTorch's two planners, or null where there is no way.
 """
 
 import json
