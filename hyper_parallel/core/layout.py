@@ -165,7 +165,7 @@ class Layout:
             ValueError: the current rank is not in the mesh.
         """
         if coordinate is None:
-            coordinate = _own_coordinate(self.device_mesh)
+            coordinate = own_coordinate(self.device_mesh)
         sizes = self.device_mesh.mesh_shape
         bounds = []
         for dim, size in enumerate(shape):
@@ -290,7 +290,12 @@ def _canonical_order(mesh: DeviceMesh, axes_of_dim: Mapping[int, tuple[int, ...]
     return tuple(sorted(canonical))
 
 
-def _own_coordinate(mesh: DeviceMesh) -> Sequence[int]:
+def own_coordinate(mesh: DeviceMesh) -> Sequence[int]:
+    """The current rank's coordinate in ``mesh``.
+
+    Raises:
+        ValueError: the rank is not in the mesh.
+    """
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(

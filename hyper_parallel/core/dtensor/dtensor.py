@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.tensor_redistribution import plan_move, redistribute
-from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds
+from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds, own_coordinate
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
 
@@ -164,7 +164,7 @@ class DTensor(platform.DTensorBase):
             for placement in self.placements])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        local = platform.undress(self) if tensor_contents is None else tensor_contents
+        local = platform.undress(self.detach()) if tensor_contents is None else tensor_contents
         return (f"DTensor(local_tensor={local!r}, device_mesh={self.device_mesh!r}, "
                 f"placements={self.placements})")
 
@@ -195,6 +195,7 @@ def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
     if isinstance(tensor, DTensor):
         raise ValueError(f"the tensor is spread already, as {tensor.layout!r}; use redistribute.")
     layout = _layout(device_mesh, placements, len(tensor.shape))
+    own_coordinate(device_mesh)
     whole = TensorSpec(Layout(device_mesh, [Replicate()] * device_mesh.ndim), tensor.shape)
     spec = TensorSpec(layout, tensor.shape)
     if tensor.requires_grad and not tensor.is_leaf:
