@@ -10,5 +10,5 @@ __all__ = ["foreach", "indexing", "loss", "matmul", "normalization", "pointwise"
 needs_whole("item tolist numpy __bool__ __float__ __int__ __complex__ __index__ contains "
             "is_nonzero equal allclose array _local_scalar_dense repr iter nonzero unique "
             "_unique2 unique_dim unique_consecutive masked_select")
-draws_random_numbers("multinomial poisson binomial rrelu rrelu_with_noise feature_dropout "
+draws_random_numbers("multinomial poisson binomial rrelu_with_noise feature_dropout "
                      "feature_alpha_dropout native_dropout")

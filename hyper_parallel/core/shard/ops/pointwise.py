@@ -122,6 +122,10 @@ def _dropout(call: Call) -> Rule:
     return pointwise(call, terms=((0,),), random=bool(training))
 
 
+def _randomized_relu(call: Call) -> Rule:
+    return pointwise(call, random=bool(call.argument(3, "training", False)))
+
+
 add_rule(_LINEAR_UNARY, _linear_unary, number_blind=True)
 add_rule(_NONLINEAR, pointwise, number_blind=True)
 add_rule("add sub subtract", _sum_of_two, number_blind=True)
@@ -134,6 +138,7 @@ add_rule(_LIKE, _like, number_blind=True)
 add_rule(_RANDOM_LIKE, _random_like, number_blind=True)
 add_rule(_RANDOM_FILL, _random_fill, number_blind=True)
 add_rule("new_tensor new", lambda call: Decomposition(_replicated_result(call.func)))
+add_rule("rrelu", _randomized_relu)
 add_rule("dropout alpha_dropout native_dropout", _dropout)
 
 

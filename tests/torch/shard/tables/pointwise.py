@@ -27,6 +27,7 @@ POINTWISE: list[Entry] = [
     *(entry(f"F.{name}", getattr(F, name), X) for name in _ACTIVATIONS.split()),
     entry("F.gelu tanh", lambda x: F.gelu(x, approximate="tanh"), X),
     entry("F.relu inplace", lambda x: F.relu(x, inplace=True), X, in_place=True),
+    entry("F.rrelu", F.rrelu, X),
     entry("F.threshold", lambda x: F.threshold(x, 0.1, 2.0), X),
     entry("F.prelu", F.prelu, X, (1,)),
     entry("F.prelu channels", F.prelu, X, (7,)),

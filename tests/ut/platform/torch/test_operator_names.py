@@ -64,6 +64,11 @@ def test_an_operator_of_another_namespace_keeps_it():
             "hyper_parallel_name_tests::scale"
 
 
+def _defaults(function):
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
+
+
 def test_functions_written_in_python_are_opened():
     assert decomposed(torch.add) is None and decomposed(torch.Tensor.exp) is None
     assert decomposed(len) is None and decomposed(lambda x: x) is None
@@ -71,7 +76,7 @@ def test_functions_written_in_python_are_opened():
     for function in (F.normalize, F.cross_entropy, torch.unique, torch.Tensor.__rpow__, F.dropout):
         body = decomposed(function)
         assert body is not None and body is not function
-        assert inspect.signature(body) == inspect.signature(function)
+        assert _defaults(body) == _defaults(function)
 
 
 def test_opened_functions_compute_the_same():
