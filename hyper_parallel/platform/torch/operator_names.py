@@ -91,6 +91,11 @@ def decomposed(func: Callable) -> Optional[Callable]:
         if namespace.get("torch") is torch:
             namespace["torch"] = _TORCH
         _namespaces[id(func.__globals__)] = namespace
+        # A helper may make the check on behalf of the function that calls it.
+        namespace.update({
+            name: decomposed(value) for name, value in func.__globals__.items()
+            if name.startswith("_") and isinstance(value, FunctionType)
+            and value.__globals__ is func.__globals__})
     body = FunctionType(func.__code__, namespace, func.__name__, func.__defaults__,
                         _opened_closure(func))
     body.__kwdefaults__ = func.__kwdefaults__

@@ -75,3 +75,7 @@ def test_normalization():
 
 def test_loss():
     _quietly("loss")
+
+
+def test_composite():
+    _quietly("composite")

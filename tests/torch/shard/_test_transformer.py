@@ -63,8 +63,8 @@ def _loss(tokens, targets, p, form, moved):
 
 
 @st.composite
-def _placements(draw, shape, axes, partial):
-    kinds = [Replicate(), *map(Shard, range(len(shape))), *([Partial()] if partial else [])]
+def _placements(draw, shape, axes, summands):
+    kinds = [Replicate(), *map(Shard, range(len(shape))), *([Partial()] if summands else [])]
     return [draw(st.sampled_from(kinds)) for _ in range(axes)]
 
 
@@ -119,14 +119,13 @@ def _property(mesh, count):
     """Every rank draws the same examples first: a failing run must not be repeated by one alone."""
     examples = []
 
-    @seed(20)
-    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))
-    @given(_examples(mesh.ndim))
-    def draw(example):
+    def collect(example):
         examples.append(example)
 
-    draw()
+    drawing = settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate],
+                       suppress_health_check=list(HealthCheck))
+    seed(20)(drawing(given(_examples(mesh.ndim))(collect)))()
+    assert len(examples) == count
     failures = Failures()
     for example in examples:
         failures.run(partial(_check, mesh, example), str(mesh.mesh_shape), str(example))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tests.torch.shard.tables.composite import COMPOSITE
 from tests.torch.shard.tables.entries import Entry
 from tests.torch.shard.tables.in_place import IN_PLACE
 from tests.torch.shard.tables.indexing import INDEXING
@@ -15,4 +16,5 @@ from tests.torch.shard.tables.view import VIEW
 TABLES: dict[str, Sequence[Entry]] = {
     "pointwise": POINTWISE, "in_place": IN_PLACE, "reduction": REDUCTION, "view": VIEW,
     "indexing": INDEXING, "matmul": MATMUL, "normalization": NORMALIZATION, "loss": LOSS,
+    "composite": COMPOSITE,
 }
