@@ -1,5 +1,7 @@
 """Functions that PyTorch wrote in Python, operators without a rule, and whole modules."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,7 +18,9 @@ def _module(make, *args, **kwargs):
 
     def run(x, *parameters):
         named = dict(zip((name for name, _ in module.named_parameters()), parameters))
-        return torch.func.functional_call(module, named, (x, *args), kwargs, strict=False)
+        # A copy, since an RNN goes on holding the weights that its last functional call swapped in.
+        return torch.func.functional_call(copy.deepcopy(module), named, (x, *args), kwargs,
+                                          strict=False)
 
     return run
 
