@@ -225,6 +225,11 @@ class Platform(ModuleAdapter, PhaseAdapter):
     def tensor_from_numpy(array: np.ndarray) -> Any:
         """A CPU tensor with a copy of ``array``; it has data under any device or fake mode."""
 
+    @staticmethod
+    @abstractmethod
+    def extreme_values(tensor: Any) -> tuple[Any, Any]:
+        """The lowest and the highest number of the tensor's dtype, infinities included."""
+
     # ---- collectives with gradients ----
 
     @staticmethod

@@ -216,6 +216,15 @@ class TorchPlatform(Platform):
         with _disable_current_modes():
             return torch.from_numpy(np.array(array))
 
+    @staticmethod
+    def extreme_values(tensor: Tensor) -> tuple[Any, Any]:
+        if tensor.is_floating_point():
+            return -torch.inf, torch.inf
+        if tensor.dtype == torch.bool:
+            return False, True
+        info = torch.iinfo(tensor.dtype)
+        return info.min, info.max
+
     # ---- collectives with gradients ----
 
     @staticmethod

@@ -61,21 +61,29 @@ def _embedding(call: Call) -> Optional[Rule]:
             start <= padding < stop else None
 
         def lookup(input: Any, weight: Any, *_: Any, **__: Any) -> Any:
-            known = (input >= 0) & (input < vocabulary)
+            own, elsewhere = _own_entries(input, start, stop, vocabulary)
             if not length:
-                if not known.all():
-                    raise IndexError("index out of range in self")
                 return weight.new_zeros((*input.shape, weight.shape[1])) + weight.sum()
-            # Only what another rank has is left out: an unknown index is the kernel's to refuse.
-            elsewhere = ((input < start) | (input >= stop)) & known
-            own = (input - start).masked_fill(elsewhere, 0)
-            found = func(own, weight, own_padding)
-            return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+            return func(own, weight, own_padding).masked_fill(elsewhere.unsqueeze(-1), 0)
 
         return lookup
 
     return rule_from_notation("..., v e -> ... e", call.shapes, order, reduced={"v": "sum"},
                               terms=((order[1],),), localize=localize)
+
+
+def _own_entries(index: Any, start: int, stop: int, size: int) -> tuple[Any, Any]:
+    """``index`` counted within this rank's part of a dim, and which entries others have.
+
+    Those of others become 0. An entry that nobody has is left for the kernel to refuse; a rank
+    without a part has no kernel to do so.
+    """
+    known = (index >= 0) & (index < size)
+    if start == stop and not known.all():
+        raise IndexError(f"index out of range: a dim of size {size} was asked for an entry "
+                         "that it does not have.")
+    elsewhere = ((index < start) | (index >= stop)) & known
+    return (index - start).masked_fill(elsewhere, 0), elsewhere
 
 
 @rule_for("getitem")
@@ -165,18 +173,39 @@ def _along(call: Call) -> Optional[Rule]:
 
 @rule_for("gather")
 def _gather(call: Call) -> Optional[Rule]:
-    """Other dims may be sharded where index and input agree in size there."""
+    """Other dims may be sharded where index and input agree in size there.
+
+    With the dim itself sharded every rank picks what it has, and the sum is whole.
+    """
     if call.operand(2, "index") != 1 or len(call.shapes[0]) != len(call.shapes[1]):
         return None
     shape, index = call.shapes
+    if not shape:
+        return None
     dim = positive_dim(call.argument(1, "dim"), len(shape))
     names = [(f"d{d}",) if d != dim and shape[d] == index[d] else (f"in{d}",)
              for d in range(len(shape))]
     picked = [name if name[0].startswith("d") else (f"out{d}",) for d, name in enumerate(names)]
     sizes = {name[0]: size for name, size in zip(names, shape)}
     sizes.update({name[0]: size for name, size in zip(picked, index)})
-    whole = frozenset(name for name in sizes if not name.startswith("d"))
-    return Rule((tuple(names), tuple(picked)), (tuple(picked),), sizes, whole=whole)
+    whole = frozenset(name for name in sizes if not name.startswith("d") and name != f"in{dim}")
+
+    def localize(operands: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> Optional[Callable]:
+        if not operands[0].layout.axes_of(dim):
+            return None
+        start, length = operands[0].layout.local_bounds(shape)[dim]
+        size = shape[dim]
+
+        def pick(input: Any, dim: int, index: Any, **_: Any) -> Any:
+            own, elsewhere = _own_entries(index, start, start + length, size)
+            if not length:
+                return input.new_zeros(index.shape) + input.sum()
+            return input.gather(dim, own).masked_fill(elsewhere, 0)
+
+        return pick
+
+    return Rule((tuple(names), tuple(picked)), (tuple(picked),), sizes, whole=whole,
+                reduced={f"in{dim}": "sum"}, terms=((0,),), localize=localize)
 
 
 @rule_for("index_select")

@@ -27,7 +27,7 @@ _NONLINEAR = """
     fmin fmod frac ge gelu greater greater_equal gt hardsigmoid hardswish hardtanh heaviside hypot
     i0 igamma igammac int isclose isfinite isinf isnan isneginf isposinf isreal ldexp le leaky_relu
     lerp less less_equal lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not
-    logical_or logical_xor logit logsigmoid long lt masked_fill maximum minimum mish mvlgamma
+    logical_or logical_xor logit logsigmoid long lt maximum minimum mish mvlgamma
     nan_to_num ne not_equal nextafter polygamma pow prelu_kernel reciprocal relu relu6 remainder
     round rrelu_with_noise rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh
     softplus softshrink hardshrink softsign special_entr special_erf special_erfc special_erfinv
@@ -71,6 +71,13 @@ def _sum_of_two(call: Call) -> Rule:
 
 def _product(call: Call) -> Rule:
     return pointwise(call, terms=(tuple(range(len(call.specs))),))
+
+
+def _masked_fill(call: Call) -> Rule:
+    """Filling with zeros is a product with the mask."""
+    value = call.argument(2, "value")
+    zero = isinstance(value, (int, float)) and value == 0
+    return pointwise(call, terms=((0,),) if zero else ())
 
 
 def _quotient(call: Call) -> Rule:
@@ -130,6 +137,7 @@ add_rule(_LINEAR_UNARY, _linear_unary, number_blind=True)
 add_rule(_NONLINEAR, pointwise, number_blind=True)
 add_rule("add sub subtract", _sum_of_two, number_blind=True)
 add_rule("mul multiply", _product, number_blind=True)
+add_rule("masked_fill", _masked_fill)
 add_rule("div divide true_divide", _quotient, number_blind=True)
 add_rule("to type type_as", _to)
 add_rule("where where_method", _where, number_blind=True)

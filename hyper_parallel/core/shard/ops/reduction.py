@@ -1,4 +1,4 @@
-"""Reductions: over a sharded dim a sum stays Partial, the others need the dim whole."""
+"""Reductions: over a sharded dim a sum stays Partial; see over_shards.py for the others."""
 from __future__ import annotations
 
 from math import prod
@@ -8,7 +8,7 @@ from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import (
     Call, Decomposition, Dims, Rule, named_dims, positive_dims)
-from hyper_parallel.core.placement_types import Replicate
+from hyper_parallel.core.shard.ops import over_shards
 
 
 def _dims_and_keep(call: Call, position: int = 1) -> tuple[Any, bool]:
@@ -65,29 +65,104 @@ def _mean(call: Call) -> Rule:
                       localize=localize)
 
 
-@rule_for("amax amin prod any all count_nonzero logsumexp var std argmax argmin norm aminmax "
-          "median nanmedian mode kthvalue var_mean std_mean nanmean quantile")
-def _whole_reduction(call: Call) -> Optional[Rule]:
-    """The reduced dims are made whole, the others may stay sharded."""
-    position = {"norm": 2, "kthvalue": 2, "quantile": 2}.get(call.name, 1)
-    if len(call.specs) != 1:
-        return None
-    if call.name in ("var", "std", "var_mean", "std_mean") and \
-            isinstance(call.argument(1, "dim"), bool):
-        return None
-    dim, keep = _dims_and_keep(call, position)
-    if call.name in ("aminmax", "norm", "quantile"):
-        return None
-    if call.name in ("var", "std", "var_mean", "std_mean"):
-        keep = bool(call.kwargs.get("keepdim", call.args[3] if len(call.args) > 3 else False))
+def _sharded(call: Call, dims: Sequence[int]) -> bool:
+    return any(call.specs[0].layout.axes_of(dim) for dim in dims)
+
+
+@rule_for("prod any all count_nonzero")
+def _associative(call: Call) -> Rule:
+    """What is true of some or of all elements, and products."""
+    op = {"prod": "product", "any": "max", "all": "min", "count_nonzero": "sum"}[call.name]
+    dim, keep = _dims_and_keep(call)
     dims = positive_dims(dim, len(call.shapes[0]))
-    if call.name in ("argmax", "argmin") and dim is None and keep:
+    return _reduction(call, dims, keep, reduced=_named(dims, op))
+
+
+@rule_for("amax amin")
+def _extremes(call: Call) -> Any:
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, need_whole=True)
+    return _of_tensor(lambda x: over_shards.extremum(x, dims, keep, call.name[1:]))
+
+
+@rule_for("max min")
+def _extremum(call: Call) -> Any:
+    if len(call.specs) == 2:
         return None
-    pair = call.name in ("var_mean", "std_mean", "mode", "kthvalue") or \
-        (call.name in ("median", "nanmedian") and dim is not None)
-    variance = call.name in ("var", "std", "var_mean", "std_mean")
-    return _reduction(call, dims, keep, 2 if pair else 1, need_whole=True,
-                      localize=_quiet_when_empty(dims, keep, pair) if variance else None)
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, 1 if dim is None else 2, need_whole=True)
+    if dim is None:
+        return _of_tensor(lambda x: over_shards.extremum(x, dims, False, call.name, True))
+    func, op = call.func, call.name
+    return _of_tensor(lambda x: over_shards.like_pair(
+        func, over_shards.extremum_with_index(x, *dims, keep, op), 0))
+
+
+@rule_for("aminmax")
+def _both_extremes(call: Call) -> Any:
+    dim, keep = call.kwargs.get("dim"), bool(call.kwargs.get("keepdim", False))
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, 2, need_whole=True)
+    func = call.func
+    return _of_tensor(lambda x: over_shards.like_pair(func, (
+        over_shards.extremum(x, dims, keep, "min"), over_shards.extremum(x, dims, keep, "max")),
+        dim))
+
+
+@rule_for("argmax argmin")
+def _index_of_extremum(call: Call) -> Any:
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if _sharded(call, dims):
+        return _of_tensor(lambda x: over_shards.index_of_extremum(x, dims, keep, call.name[3:]))
+    return None if dim is None and keep else _reduction(call, dims, keep, need_whole=True)
+
+
+@rule_for("logsumexp")
+def _log_sum_exp(call: Call) -> Any:
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, need_whole=True)
+    return _of_tensor(lambda x: over_shards.log_sum_exp(x, dims, keep))
+
+
+@rule_for("var std var_mean std_mean")
+def _variance(call: Call) -> Any:
+    """``(unbiased)``, ``(dim, unbiased, keepdim)`` or ``(dim, *, correction, keepdim)``."""
+    dim, unbiased = call.argument(1, "dim", call.kwargs.get("axis")), call.argument(2, "unbiased")
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    keep = bool(call.argument(3, "keepdim", call.kwargs.get("keepdims", False)))
+    correction = call.kwargs.get("correction")
+    if correction is None:
+        correction = 0 if unbiased is False else 1
+    dims = positive_dims(dim, len(call.shapes[0]))
+    pair = call.name.endswith("_mean")
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, 2 if pair else 1, need_whole=True,
+                          localize=_quiet_when_empty(dims, keep, pair))
+    deviation = call.name.startswith("std")
+
+    def moments(x: Any) -> Any:
+        spread, mean = over_shards.variance(x, dims, keep, correction)
+        spread = over_shards.root(spread) if deviation else spread
+        return (spread, mean) if pair else spread
+
+    return _of_tensor(moments)
+
+
+def _of_tensor(function: Callable[[Any], Any]) -> Decomposition:
+    """A function of the operator's tensor alone: its other arguments were read from the call."""
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        return function(args[0] if args else kwargs.get("input", kwargs.get("x")))
+
+    return Decomposition(reduce)
 
 
 def _quiet_when_empty(dims: Sequence[int], keep: bool, pair: bool) -> Callable:
@@ -105,37 +180,33 @@ def _quiet_when_empty(dims: Sequence[int], keep: bool, pair: bool) -> Callable:
     return localize
 
 
-@rule_for("max min")
-def _extremum(call: Call) -> Optional[Rule]:
-    if len(call.specs) == 2:
-        return None
-    dim, keep = _dims_and_keep(call)
+@rule_for("median nanmedian mode kthvalue nanmean")
+def _whole_reduction(call: Call) -> Optional[Rule]:
+    """The reduced dims are made whole, the others may stay sharded."""
+    dim, keep = _dims_and_keep(call, 2 if call.name == "kthvalue" else 1)
     dims = positive_dims(dim, len(call.shapes[0]))
-    return _reduction(call, dims, keep, 1 if dim is None else 2, need_whole=True)
+    pair = call.name in ("mode", "kthvalue") or \
+        (call.name in ("median", "nanmedian") and dim is not None)
+    return _reduction(call, dims, keep, 2 if pair else 1, need_whole=True)
 
 
-@rule_for("linalg_vector_norm")
-def _vector_norm(call: Call) -> Optional[Any]:
-    """Over sharded dims the sum of powers is Partial, so a number is sent and not the tensor."""
-    order = call.argument(1, "ord", 2)
+@rule_for("linalg_vector_norm norm")
+def _vector_norm(call: Call) -> Any:
+    """Over sharded dims a number is sent and not the tensor."""
+    order = call.argument(1, "ord" if call.name == "linalg_vector_norm" else "p", 2)
+    if order in ("fro", None):
+        order = 2
+    if isinstance(order, str):
+        return None  # a norm of matrices
     dims = positive_dims(call.argument(2, "dim"), len(call.shapes[0]))
-    spec = call.specs[0]
-    sharded = any(spec.layout.axes_of(dim) for dim in dims)
-    if sharded and 0 < order < float("inf"):
-        return Decomposition(norm_of_shards)
-    if spec.layout.is_replicated() or not sharded:
-        keep = bool(call.argument(3, "keepdim", False))
+    keep = bool(call.argument(3, "keepdim", False))
+    if not _sharded(call, dims):
         return _reduction(call, dims, keep, need_whole=True)
-    return None
+    dtype = call.kwargs.get("dtype")
+    return _of_tensor(lambda x: over_shards.norm(
+        x if dtype is None else x.to(dtype), dims, keep, order))
 
 
-def norm_of_shards(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *,
-                   dtype: Any = None) -> Any:
-    """The vector norm as the root of a sum of powers."""
-    if dtype is not None:
-        x = x.to(dtype)
-    dims = positive_dims(dim, len(x.shape))
-    total = (x.abs() ** ord).sum(dims, keepdim) if dims else x.abs() ** ord
-    whole = [Replicate() if placement.is_partial() else placement
-             for placement in total.placements]
-    return total.redistribute(placements=whole) ** (1.0 / ord)
+@rule_for("quantile")
+def _needs_all(_: Call) -> None:
+    """Runs on gathered tensors."""
