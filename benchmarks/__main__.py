@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 ONE_PROCESS = ("dispatch.py", "observer.py", "mesh.py")
-TWO_RANKS = ("mlp_step.py",)
+TWO_RANKS = ("mlp_step.py", "tracing.py")
 
 
 def main() -> int:

@@ -38,6 +38,7 @@ class TensorInfo:
         is_dtensor: whether it is a DTensor.
         placements: a DTensor's placements, one a mesh axis; None for a plain tensor.
         mesh_shape: the shape of a DTensor's mesh; None for a plain tensor.
+        partial_axes: the mesh axes along which a DTensor is Partial.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +46,12 @@ class TensorInfo:
     is_dtensor: bool = False
     placements: tuple | None = None
     mesh_shape: tuple | None = None
+    partial_axes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partial_axes", tuple(
+            axis for axis, placement in enumerate(self.placements or ())
+            if placement.is_partial()))
 
     def __str__(self) -> str:
         return f"{'DTensor' if self.is_dtensor else 'Tensor'}{list(self.shape)}"

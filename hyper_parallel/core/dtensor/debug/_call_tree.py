@@ -45,13 +45,13 @@ class CallTree:
     @property
     def innermost(self) -> DebugCall | None:
         """The current thread's last record that is still open."""
-        return self.stack[-1] if self.stack else None
+        stack = self._stack.items
+        return stack[-1] if stack else None
 
     def open(self, record: DebugCall, parent: DebugCall | None) -> None:
         """Put a record under a parent (None: a root); what follows on this thread is inside it."""
-        with self._lock:
-            self._attach(record, parent)
-        self.stack.append(record)
+        self._attach(record, parent)
+        self._stack.items.append(record)
 
     def close(self, matches: Callable[[DebugCall], bool]) -> DebugCall | None:
         """End the innermost open record of this thread that matches, and those inside it.
@@ -59,8 +59,12 @@ class CallTree:
         Returns:
             That record, or None where none matches; then nothing is ended.
         """
-        stack = self.stack
-        for index in range(len(stack) - 1, -1, -1):
+        stack = self._stack.items
+        if stack and matches(stack[-1]):  # nearly always
+            record = stack.pop()
+            record.duration = time.time() - record.timestamp
+            return record
+        for index in range(len(stack) - 2, -1, -1):
             record = stack[index]
             if matches(record):
                 now = time.time()
@@ -72,27 +76,34 @@ class CallTree:
 
     def add_collective(self, record: CollectiveCall) -> None:
         """Put a collective under the innermost open record and count it."""
+        self._attach(record, self.innermost)
         name = record.collective_type
         with self._lock:
             # A trace has few groups, and each may have thousands of ranks.
             record.ranks = self._groups.setdefault(record.ranks, record.ranks)
             record.sequence = self._collectives
             self._collectives += 1
-            self._attach(record, self.innermost)
             self.counts[name] = self.counts.get(name, 0) + 1
             self.ledger.add(record)
 
     def _attach(self, record: DebugCall, parent: DebugCall | None) -> None:
         if parent is not None:
             record.call_depth = parent.call_depth + 1
-            record.module = record.module or parent.module
-            record.operator = record.operator or parent.operator
-        if self._room is not None:
+            if record.module is None:
+                record.module = parent.module
+            if record.operator is None:
+                record.operator = parent.operator
+        if self._room is None or self._takes_room():
+            # No lock: a list takes one element at a time.
+            (self.roots if parent is None else parent.children).append(record)
+
+    def _takes_room(self) -> bool:
+        with self._lock:
             if self._room == 0:
                 self.dropped += 1
-                return
+                return False
             self._room -= 1
-        (self.roots if parent is None else parent.children).append(record)
+        return True
 
 
 class PartialMakers:

@@ -28,5 +28,9 @@ class ErrorGuard:
                  trace: TracebackType | None) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._note(traceback.format_exception_only(error)[-1].strip())
+        self.report(error)
         return True
+
+    def report(self, error: Exception) -> None:
+        """Report an error that was caught without the context, which costs two calls."""
+        self._note(traceback.format_exception_only(error)[-1].strip())

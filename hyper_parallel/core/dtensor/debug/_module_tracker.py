@@ -74,6 +74,10 @@ class ModuleTracker:
     def _make_post_hook(self, name: str) -> Callable[..., None]:
         def post_hook(*_: Any) -> None:
             calls = self._open.items
+            if calls and calls[-1][0] == name:  # nearly always
+                if calls.pop()[1]:
+                    self._callback(name, "exit")
+                return
             # The hooks may have come while this forward was running: then it never began here.
             if all(name != other for other, _ in calls):
                 return

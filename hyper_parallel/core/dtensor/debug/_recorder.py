@@ -28,7 +28,7 @@ from hyper_parallel.core.dtensor.debug._tensor_infos import (
     collective_group,
     group_ranks,
     local_info,
-    tensor_info,
+    tensor_infos,
     tensors_in,
 )
 from hyper_parallel.core.dtensor.debug._traffic import (
@@ -92,7 +92,7 @@ class Recorder(TraceReport):
     @staticmethod
     def _extract_tensor_infos(*values: Any) -> list[TensorInfo]:
         """What is remembered of the tensors among values; tuples, lists and dicts are entered."""
-        return [tensor_info(tensor) for tensor in tensors_in(*values)]
+        return tensor_infos(tensors_in(values))
 
     def still_open(self) -> Recorder | None:
         """This one, or the innermost one around it that has not exited; None without any."""
@@ -111,15 +111,18 @@ class Recorder(TraceReport):
             if heir is not None:
                 heir._on_op_dispatch_enter(op_name, op_call, args, kwargs)
             return
-        with self._guard:
+        try:
+            tree = self._tree
             record = OpCall(op_name, operator=op_name)
-            self._tree.open(record, self._tree.innermost)
-            tensors = tensors_in(args, kwargs)
-            record.input_infos = [tensor_info(tensor) for tensor in tensors]
-            record.carried_makers = self._tree.makers.among(tensors)
+            tree.open(record, tree.innermost)
+            tensors = tensors_in((*args, kwargs) if kwargs else args)
+            record.input_infos = tensor_infos(tensors)
+            record.carried_makers = tree.makers.among(tensors)
+        except Exception as error:
+            self._guard.report(error)
 
     def _on_op_dispatch_exit(self, op_name: str, result: Any = None) -> None:
-        with self._guard:
+        try:
             record = self._tree.close(
                 lambda one: isinstance(one, OpCall) and one.op_name == op_name)
             if record is not None:
@@ -128,27 +131,27 @@ class Recorder(TraceReport):
                 heir = self.still_open()
                 if heir is not None:
                     heir._on_op_dispatch_exit(op_name, result)
+        except Exception as error:
+            self._guard.report(error)
 
     on_op_dispatch_enter = _on_op_dispatch_enter
     on_op_dispatch_exit = _on_op_dispatch_exit
 
     def _finish_op(self, record: OpCall, result: Any) -> None:
         """Note the results, and who made them Partial: this operator, or an earlier one."""
-        carried, record.carried_makers = record.carried_makers or {}, None
-        for tensor in tensors_in(result):
-            info = tensor_info(tensor)
-            record.output_infos.append(info)
-            if not self._closed and info.is_dtensor:
-                makers = {axis: carried.get(axis, record)
-                          for axis, placement in enumerate(info.placements)
-                          if placement.is_partial()}
-                if makers:
-                    self._tree.makers.remember(tensor, makers)
+        carried, record.carried_makers = record.carried_makers, None
+        tensors = tensors_in(result)
+        record.output_infos = infos = tensor_infos(tensors)
+        for tensor, info in zip(tensors, infos):
+            if info.partial_axes and not self._closed:
+                self._tree.makers.remember(tensor, {
+                    axis: carried.get(axis, record) if carried else record
+                    for axis in info.partial_axes})
 
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict, result: Any,
                             seconds: float = 0.0) -> None:
         with self._guard:
-            sent, input_bytes = local_info(args, kwargs) or (None, 0)
+            sent, input_bytes = local_info((*args, kwargs)) or (None, 0)
             received, output_bytes = local_info(result) or (None, 0)
             group, size = collective_group(method_name, args, kwargs)
             record = CollectiveCall(

@@ -1,7 +1,7 @@
 """Reads what a trace remembers out of the arguments and results of a call."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,57 +14,72 @@ from hyper_parallel.platform import get_platform
 platform = get_platform()
 
 _TENSOR_TYPES = (DTensor, platform.Tensor)
+# What most other arguments are: one look tells them from tensors.
+_NO_TENSORS = frozenset({type(None), bool, int, float, str})
 
 
-def tensors_in(*values: Any) -> list[Any]:
-    """The tensors among values, in order, through tuples, lists and the values of dicts."""
+def tensors_in(values: Any) -> list[Any]:
+    """The tensors in a value, in order, through tuples, lists and the values of dicts."""
+    if type(values) is DTensor:
+        return [values]
     found: list[Any] = []
-    _collect(values, found)
+    _collect((values,) if isinstance(values, _TENSOR_TYPES) else values, found)
     return found
 
 
-def _collect(values: Iterable[Any], found: list[Any]) -> None:
+def _collect(values: Any, found: list[Any]) -> None:
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (tuple, list)):
+        return
     for value in values:
-        if isinstance(value, _TENSOR_TYPES):
+        kind = type(value)
+        if kind is DTensor:
             found.append(value)
-        elif isinstance(value, (tuple, list)):
-            _collect(value, found)
-        elif isinstance(value, dict):
-            _collect(value.values(), found)
+        elif kind not in _NO_TENSORS:
+            if isinstance(value, _TENSOR_TYPES):
+                found.append(value)
+            else:
+                _collect(value, found)
 
 
 def tensor_info(tensor: Any) -> TensorInfo:
-    """What is remembered of one tensor. Reads metadata only, so nothing is communicated."""
-    if isinstance(tensor, DTensor):
-        # Read from the local tensor, the dtype is the same and much cheaper to come by.
-        return _dtensor_info(tensor._spec, platform.run_undressed(_dtype, (tensor,), {}))
-    return _plain_info(tensor)
+    """What is remembered of one tensor."""
+    return tensor_infos((tensor,))[0]
 
 
-def local_info(*values: Any) -> tuple[TensorInfo, int] | None:
-    """What this rank holds of the first tensor among values, and its bytes; None without one."""
-    for tensor in tensors_in(*values):
+def tensor_infos(tensors: Sequence[Any]) -> list[TensorInfo]:
+    """What is remembered of tensors. Reads metadata only, so nothing is communicated."""
+    # Read from the local tensor, the dtype is the same and much cheaper to come by.
+    return platform.run_undressed(_infos, (tensors,), {}) if tensors else []
+
+
+def local_info(values: Any) -> tuple[TensorInfo, int] | None:
+    """What this rank holds of the first tensor in a value, and its bytes; None without one."""
+    for tensor in tensors_in(values):
         return platform.run_undressed(_local_info, (tensor,), {})
     return None
 
 
 def _local_info(tensor: Any) -> tuple[TensorInfo, int]:
-    return _plain_info(tensor), tensor.nbytes
+    return _plain_info(tensor.shape, tensor.dtype), tensor.nbytes
 
 
+def _infos(tensors: Sequence[Any]) -> list[TensorInfo]:
+    return [_dtensor_info(tensor._spec, tensor.dtype) if isinstance(tensor, DTensor)
+            else _plain_info(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+# Tensors that look alike share their info: a trace has few kinds of them.
 @lru_cache(maxsize=1024)
 def _dtensor_info(spec: TensorSpec, dtype: Any) -> TensorInfo:
-    """Tensors that look alike share their info: a trace has few kinds of them."""
     return TensorInfo(tuple(spec.shape), str(dtype), True, spec.layout.placements,
                       tuple(spec.layout.device_mesh.mesh_shape))
 
 
-def _plain_info(tensor: Any) -> TensorInfo:
-    return TensorInfo(tuple(tensor.shape), str(tensor.dtype))
-
-
-def _dtype(tensor: Any) -> Any:
-    return tensor.dtype
+@lru_cache(maxsize=1024)
+def _plain_info(shape: Sequence[int], dtype: Any) -> TensorInfo:
+    return TensorInfo(tuple(shape), str(dtype))
 
 
 def collective_group(method_name: str, args: tuple, kwargs: dict) -> tuple[Any, int | None]:
