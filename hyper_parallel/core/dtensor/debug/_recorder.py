@@ -151,7 +151,7 @@ class Recorder(TraceReport):
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict, result: Any,
                             seconds: float = 0.0) -> None:
         with self._guard:
-            sent, input_bytes = local_info((*args, kwargs)) or (None, 0)
+            sent, input_bytes = local_info(args, kwargs) or (None, 0)
             received, output_bytes = local_info(result) or (None, 0)
             group, size = collective_group(method_name, args, kwargs)
             record = CollectiveCall(

@@ -54,8 +54,8 @@ def tensor_infos(tensors: Sequence[Any]) -> list[TensorInfo]:
     return platform.run_undressed(_infos, (tensors,), {}) if tensors else []
 
 
-def local_info(values: Any) -> tuple[TensorInfo, int] | None:
-    """What this rank holds of the first tensor in a value, and its bytes; None without one."""
+def local_info(*values: Any) -> tuple[TensorInfo, int] | None:
+    """What this rank holds of the first tensor among values, and its bytes; None without one."""
     for tensor in tensors_in(values):
         return platform.run_undressed(_local_info, (tensor,), {})
     return None
