@@ -47,6 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     chrome.add_argument("-o", "--output", required=True)
     chrome.set_defaults(command=_chrome)
 
+    html = commands.add_parser("html", help="write a page for a browser", epilog=_EXITS)
+    html.add_argument("trace", metavar="TRACE")
+    html.add_argument("-o", "--output", required=True)
+    html.set_defaults(command=_html)
+
     diff = commands.add_parser("diff", help="what one run sends and another does not",
                                epilog=_EXITS)
     diff.add_argument("before", metavar="A")
@@ -71,6 +76,11 @@ def _show(options: argparse.Namespace) -> int:
 
 def _chrome(options: argparse.Namespace) -> int:
     CommTrace.load(options.trace).generate_chrome_trace(options.output)
+    return 0
+
+
+def _html(options: argparse.Namespace) -> int:
+    CommTrace.load(options.trace).generate_html(options.output)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The questions that one may ask of a trace, and its output: tables, JSON, Chrome's format."""
+"""The questions that one may ask of a trace, and its output: tables and files."""
 from __future__ import annotations
 
 import json
@@ -11,6 +11,7 @@ from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._chrome import chrome_events
 from hyper_parallel.core.dtensor.debug._ledger import By, summary_table
 from hyper_parallel.core.dtensor.debug._module_tracker import parameters_as_data, sharding_info
+from hyper_parallel.core.dtensor.debug._page import html_page
 from hyper_parallel.core.dtensor.debug._render import (
     records_as_data,
     tracing_table,
@@ -202,6 +203,26 @@ class TraceReport:
             OSError: the file cannot be written; what it held before is still there.
         """
         write_text(file_name, _json_text(chrome_events(self._root_records, self._rank)))
+
+    def generate_html(self, file_name: FileName = "comm_mode_trace.html") -> None:
+        """Write the trace as one HTML page, which a browser opens from the file.
+
+        It shows the tree, the bytes by module, axis and collective, a timeline and the
+        parameters, and loads nothing from anywhere.
+
+        Raises:
+            OSError: the file cannot be written; what it held before is still there.
+        """
+        heading = {
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "total_counts": self.get_total_counts(),
+            "dropped_records": self.dropped_records,
+            "incomplete": self._failure,
+            "parameters": parameters_as_data(self._parameters),
+            "summary": self._tree.ledger.as_data(),
+        }
+        write_text(file_name, html_page(heading, self._root_records))
 
     def _checked_level(self, noise_level: int | None, default: int) -> int:
         if noise_level is None:
