@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from hyper_parallel.core.dtensor.debug import CommDebugMode, CommTrace
 from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall, walk
+from hyper_parallel.debug._values import departures, first_difference
 
 Trace = CommDebugMode | CommTrace
 
@@ -18,7 +19,8 @@ def diff_traces(before: Trace, after: Trace) -> list[str]:
     """What differs between two traces in number or bytes of collectives, a line each.
 
     A line begins with ``+`` for what only ``after`` has, ``-`` for what only ``before`` has and
-    ``~`` for what both have in another number or size. Equal traces give no line.
+    ``~`` for what both have in another number or size. Equal traces give no line. Where both
+    have fingerprints, a line that begins with ``!`` names the first result that differs in value.
     """
     old, new = before.get_comm_summary(_KEYS), after.get_comm_summary(_KEYS)
     lines = []
@@ -34,7 +36,8 @@ def diff_traces(before: Trace, after: Trace) -> list[str]:
         else:
             lines.append(f"~ {what}: {a['count']} -> {b['count']} calls, "
                          f"{a['wire_bytes']} -> {b['wire_bytes']} bytes")
-    return lines
+    parting = first_difference(before, after)
+    return lines if parting is None else [*lines, parting]
 
 
 def check_traces(traces: Sequence[Trace]) -> str | None:
@@ -49,7 +52,7 @@ def check_traces(traces: Sequence[Trace]) -> str | None:
 
     Returns:
         The group, the number of the call in it, and what each rank does there, with module and
-        line of the program.
+        line of the program; or the first value that is not the same, and the rank that departs.
 
     Raises:
         ValueError: two traces of one rank, or a trace that does not hold all its collectives.
@@ -65,6 +68,7 @@ def check_traces(traces: Sequence[Trace]) -> str | None:
         calls[trace.rank] = _by_group(trace)
     groups = sorted({group for by_group in calls.values() for group in by_group})
     found = [fault for group in groups for fault in _first_fault(group, calls)]
+    found = found or list(departures({trace.rank: trace for trace in traces}))
     return min(found)[1] if found else None
 
 

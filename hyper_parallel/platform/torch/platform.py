@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, groups, modules, random)
+    autograd_overrides, collectives, dtensor_base, groups, modules, random, values)
 from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
 
@@ -174,6 +174,9 @@ class TorchPlatform(Platform):
     own_parameters = staticmethod(modules.own_parameters)
     replace_parameter = staticmethod(modules.replace_parameter)
     wrap_forward = staticmethod(modules.wrap_forward)
+
+    fingerprint = staticmethod(values.fingerprint)
+    when_waited = staticmethod(values.when_waited)
 
     @staticmethod
     def needs_gradient(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.dtensor.debug._fingerprints import Fingerprint
 from hyper_parallel.core.placement_types import Placement
 
 # The phases of a training step. OUTSIDE is what no operator, no module and no gradient asks for,
@@ -77,9 +78,12 @@ class DebugCall:
         module: path of the module that it belongs to; None outside of the traced modules, and
             ``"unknown"`` where that was before the trace.
         operator: the operator that it belongs to, likewise.
-        call_site: of redistributions and collectives, ``file:line`` of the first frame outside of
-            the library, the framework and the standard library; for a gradient that of the
-            forward pass. None where there is none.
+        call_site: of redistributions and collectives, and of operators whose fingerprints are
+            taken, ``file:line`` of the first frame outside of the library, the framework and the
+            standard library; for a gradient that of the forward pass. None where there is none.
+        fingerprints: of operators and collectives, those of their tensor results, if the mode
+            takes them; None for a tensor without data. Those of an asynchronous collective come
+            when the program waits for it.
         children: the records inside this one, in the order in which they began.
     """
 
@@ -89,6 +93,7 @@ class DebugCall:
     module: str | None = field(default=None, kw_only=True)
     operator: str | None = field(default=None, kw_only=True)
     call_site: str | None = field(default=None, kw_only=True)
+    fingerprints: tuple[Fingerprint | None, ...] = field(default=(), kw_only=True)
     children: list[DebugCall] = field(default_factory=list, kw_only=True)
 
     label: ClassVar[str] = "Call"
@@ -117,6 +122,15 @@ class DebugCall:
 
     def _details(self) -> str:
         return ""
+
+    def _values(self) -> str:
+        return "".join(f" {one}" for one in self.fingerprints)
+
+    def _values_as_data(self) -> dict[str, Any]:
+        """Nothing where none were taken, to keep files small."""
+        if not self.fingerprints:
+            return {}
+        return {"fingerprints": [one and one.as_data() for one in self.fingerprints]}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the children."""
@@ -151,7 +165,8 @@ class OpCall(DebugCall):
         return f"Op({self.op_name}) inputs=[{inputs}] outputs=[{outputs}]"
 
     def _details(self) -> str:
-        return " fallback" if self.fallback else ""
+        fallback = " fallback" if self.fallback else ""
+        return fallback + self._values()
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -160,6 +175,8 @@ class OpCall(DebugCall):
             "inputs": [info.as_dict() for info in self.input_infos],
             "outputs": [info.as_dict() for info in self.output_infos],
             "fallback": self.fallback,
+            **({"call_site": self.call_site} if self.fingerprints else {}),
+            **self._values_as_data(),
         }
 
 
@@ -216,7 +233,7 @@ class CollectiveCall(DebugCall):
         op = "" if self.reduce_op is None else f" reduce_op={self.reduce_op}"
         return (f" axis={self.axis} ranks={self.ranks} dtype={self.input_dtype}{op} "
                 f"input_bytes={self.input_bytes} output_bytes={self.output_bytes} "
-                f"wire_bytes={self.wire_bytes}")
+                f"wire_bytes={self.wire_bytes}{self._values()}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -238,6 +255,7 @@ class CollectiveCall(DebugCall):
             "argument": self.argument,
             "call_site": self.call_site,
             "sequence": self.sequence,
+            **self._values_as_data(),
         }
 
 

@@ -26,7 +26,7 @@ COLLECTIVE_METHODS = (
     "differentiable_all_to_all_single_async",
 )
 
-CollectiveCallback = Callable[[str, tuple, dict, Any], None]
+CollectiveCallback = Callable[[str, tuple, dict, Any], Any]
 
 _patch_lock = threading.Lock()
 
@@ -38,7 +38,8 @@ class CollectiveTracer:
         callback: called as ``callback(method_name, args, kwargs, result)`` after the collective
             returned, on the thread that called it. A collective that another collective of the
             class calls is part of that one and not reported. An exception of the callback never
-            reaches the caller of the collective; the first one is logged.
+            reaches the caller of the collective; the first one is logged. What it returns, if it
+            is not None, the caller gets in place of the result.
         platform_cls: the class whose staticmethods are traced; by default that of
             ``get_platform()`` at the time of ``install``. Methods that its body does not define
             are skipped (MindSpore has no ``differentiable_all_to_all_single``).
@@ -65,10 +66,12 @@ class CollectiveTracer:
                 self._patch.remove(self)
                 self._patch = None
 
-    def report(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> None:
-        """Hand one finished collective to the callback."""
+    def report(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
+        """Hand one finished collective to the callback; gives the result to go on with."""
+        replaced = None
         with self._guard:
-            self._callback(method_name, args, kwargs, result)
+            replaced = self._callback(method_name, args, kwargs, result)
+        return result if replaced is None else replaced
 
     def seconds(self) -> float:
         """How long the collective took that is being reported, on this thread."""
@@ -135,7 +138,7 @@ class _ClassPatch:
                 calls.running = False
                 calls.seconds = time.perf_counter() - began
             for tracer in self._tracers:
-                tracer.report(name, args, kwargs, result)
+                result = tracer.report(name, args, kwargs, result)
             return result
 
         return wrapper

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 
+from hyper_parallel.core.dtensor.debug._fingerprints import FingerprintTaker
 from hyper_parallel.core.dtensor.debug._module_tracker import (
     ROOT_NAME,
     ModuleLike,
@@ -57,13 +58,19 @@ class CommDebugMode(Recorder):
         max_records: how many records to keep at most; None keeps all. Counts, bytes and summaries
             take in those that are dropped, tables and files say how many they are.
 
+        fingerprints: whether to note the norm and combined bits of every operator's results and
+            of every collective's result, of an asynchronous one when the program waits for it.
+            It reads all of them, and waits for the device.
+
     Raises:
         TypeError: ``module`` is no module, or ``max_records`` no int.
         ValueError: ``max_records`` is negative.
     """
 
-    def __init__(self, module: ModuleLike | None = None, *, max_records: int | None = None) -> None:
+    def __init__(self, module: ModuleLike | None = None, *, max_records: int | None = None,
+                 fingerprints: bool = False) -> None:
         super().__init__()
+        self._takes_fingerprints = bool(fingerprints)
         _check_bound(max_records)
         self._max_records = max_records
         if module is not None and not isinstance(module, ModuleLike):
@@ -94,6 +101,7 @@ class CommDebugMode(Recorder):
         self._enclosing = (outer, *outer._enclosing) if isinstance(outer, Recorder) else ()
         self._tree = CallTree(self._max_records)
         self._rank, self._world_size = platform.get_rank(), platform.get_world_size()
+        self._taker = FingerprintTaker() if self._takes_fingerprints else None
         self._failure = None
         self._parameters = {} if module is None else parameter_info(module)
         self._module_of_id = {} if module is None else {

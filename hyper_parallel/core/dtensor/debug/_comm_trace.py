@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     TensorInfo,
 )
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree
+from hyper_parallel.core.dtensor.debug._fingerprints import Fingerprint
 from hyper_parallel.core.dtensor.debug._ledger import Ledger
 from hyper_parallel.core.dtensor.debug._report import JSON_VERSION, FileName, TraceReport
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
@@ -88,6 +89,7 @@ def _record(data: dict[str, Any], parent: DebugCall | None) -> DebugCall:
     """One record and those inside it."""
     record = _MAKERS[data["type"]](data)
     record.timestamp, record.duration = data["timestamp"], data["duration"]
+    record.fingerprints = tuple(map(Fingerprint.from_data, data.get("fingerprints", ())))
     if parent is not None:
         record.call_depth = parent.call_depth + 1
         record.module = record.module or parent.module
@@ -98,7 +100,7 @@ def _record(data: dict[str, Any], parent: DebugCall | None) -> DebugCall:
 
 def _op(data: dict[str, Any]) -> OpCall:
     return OpCall(data["op_name"], _infos(data["inputs"]), _infos(data["outputs"]),
-                  data["fallback"], operator=data["op_name"])
+                  data["fallback"], operator=data["op_name"], call_site=data.get("call_site"))
 
 
 def _collective(data: dict[str, Any]) -> CollectiveCall:

@@ -23,6 +23,11 @@ from hyper_parallel.core.dtensor.debug._call_records import (
 from hyper_parallel.platform.call_site import find_call_site, in_optimizer
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
+from hyper_parallel.core.dtensor.debug._fingerprints import (
+    Fingerprint,
+    FingerprintTaker,
+    alike_on,
+)
 from hyper_parallel.core.dtensor.debug._report import TraceReport
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
     collective_group,
@@ -82,6 +87,7 @@ class Recorder(TraceReport):
         self._guard = ErrorGuard(self._note_failure)
         self._closed = False
         self._enclosing: tuple[Recorder, ...] = ()
+        self._taker: FingerprintTaker | None = None
         # The modules of the parameters by their identity, while the mode keeps these alive.
         self._module_of_id: dict[int, str] = {}
 
@@ -142,6 +148,9 @@ class Recorder(TraceReport):
         carried, record.carried_makers = record.carried_makers, None
         tensors = tensors_in(result)
         record.output_infos = infos = tensor_infos(tensors)
+        if self._taker is not None and not self._closed:
+            record.call_site = find_call_site()
+            record.fingerprints = self._taker.of_outputs(tensors)
         for tensor, info in zip(tensors, infos):
             if info.partial_axes and not self._closed:
                 self._tree.makers.remember(tensor, {
@@ -149,7 +158,8 @@ class Recorder(TraceReport):
                     for axis in info.partial_axes})
 
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict, result: Any,
-                            seconds: float = 0.0) -> None:
+                            seconds: float = 0.0) -> Any:
+        """Record a collective that ended; what is returned replaces its result, if not None."""
         with self._guard:
             sent, input_bytes = local_info(args, kwargs) or (None, 0)
             received, output_bytes = local_info(result) or (None, 0)
@@ -172,6 +182,20 @@ class Recorder(TraceReport):
                                                own_share(method_name, args, kwargs, group))
             self._place(record)
             self._tree.add_collective(record)
+            if self._taker is not None:
+                return self._taker.of_collective(
+                    alike_on(method_name, record.ranks), result, self._noter(record))
+        return None
+
+    def _noter(self, record: CollectiveCall) -> Callable[[Fingerprint | None], None]:
+        """Notes the fingerprint of a collective, which may come after the mode's end."""
+        tree = self._tree
+
+        def note(fingerprint: Fingerprint | None) -> None:
+            if not self._closed and self._tree is tree:
+                record.fingerprints = (fingerprint,)
+
+        return note
 
     def _place(self, record: CollectiveCall) -> None:
         """Say why a collective happens, from what is open around it."""

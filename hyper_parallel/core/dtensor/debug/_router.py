@@ -126,14 +126,15 @@ class EventRouter:
         self._open.items.append(move)
         return move
 
-    def _on_collective(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> None:
+    def _on_collective(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
         with self._guard:
             moves = self._open.items
             recorder = moves[-1].recorder if moves else self.receiver()
             # A group of one has nobody to talk to, the platform did nothing.
             if recorder is not None and collective_group(method_name, args, kwargs)[1] != 1:
-                recorder._on_collective_call(method_name, args, kwargs, result,
-                                             self._tracer.seconds())
+                return recorder._on_collective_call(method_name, args, kwargs, result,
+                                                    self._tracer.seconds())
+        return None
 
     def _note_failure(self, error: str) -> None:
         for recorder in self._active:
