@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hyper_parallel.core.dtensor.debug import CommTrace
+from hyper_parallel.core.dtensor.debug._colour import print_table
 from hyper_parallel.debug._compare import check_traces, diff_traces
 
 _EXITS = "exit status: 0 all is well, 1 the traces differ, 2 a wrong call or an unreadable file"
@@ -70,7 +71,9 @@ def _show(options: argparse.Namespace) -> int:
     level = trace.noise_level if options.level is None else options.level
     keys = options.by.split(",")
     summary = trace.generate_comm_summary_table(keys[0] if len(keys) == 1 else keys)
-    print(trace.generate_comm_debug_tracing_table(level), summary, sep="\n\n")
+    trace.print_comm_debug_tracing_table(level)
+    print()
+    print_table(summary, sys.stdout)
     return 0
 
 

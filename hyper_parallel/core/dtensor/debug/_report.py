@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from hyper_parallel.core.dtensor.debug._call_records import DebugCall
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree
 from hyper_parallel.core.dtensor.debug._chrome import chrome_events
+from hyper_parallel.core.dtensor.debug._colour import print_table
 from hyper_parallel.core.dtensor.debug._ledger import By, summary_table
 from hyper_parallel.core.dtensor.debug._module_tracker import parameters_as_data, sharding_info
 from hyper_parallel.core.dtensor.debug._page import html_page
@@ -147,6 +149,18 @@ class TraceReport:
         return table if self._failure is None else f"{table}\n(incomplete: {self._failure})"
 
     generate_tracing_table = generate_comm_debug_tracing_table
+
+    def print_comm_debug_tracing_table(self, noise_level: int | None = None,
+                                       file: TextIO | None = None) -> None:
+        """Print the table, in colour where it goes to a terminal.
+
+        ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM=dumb`` in the environment are honoured.
+
+        Args:
+            noise_level: as for the table.
+            file: where to; None is the standard output of the time of the call.
+        """
+        print_table(self.generate_comm_debug_tracing_table(noise_level), file or sys.stdout)
 
     def log_comm_debug_tracing_table_to_file(self, file_name: FileName = "comm_mode_log.txt",
                                              noise_level: int | None = None) -> None:
