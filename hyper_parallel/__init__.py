@@ -1,6 +1,7 @@
 """hyper_parallel: named device meshes, tensors spread over them, and a view of what is sent."""
 from hyper_parallel.core.device_mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor import CommDebugMode, DTensor, distribute_tensor
+from hyper_parallel.core.dtensor._sharding_picture import visualize_sharding
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Partial, Replicate, Shard
 from hyper_parallel.core.shard import ops
@@ -13,7 +14,7 @@ from hyper_parallel.platform import get_platform
 __all__ = [
     "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "Layout", "Partial", "Replicate",
     "RowwiseParallel", "Shard", "distribute_tensor", "get_platform", "init_device_mesh",
-    "parallelize_module", "register_rule",
+    "parallelize_module", "register_rule", "visualize_sharding",
 ]
 
 # The tensor base class below knows no dispatcher: it is given one here.

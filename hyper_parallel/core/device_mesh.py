@@ -19,6 +19,7 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from hyper_parallel.core import _mesh_input as checks
+from hyper_parallel.core._mesh_picture import PicturedMesh
 from hyper_parallel.core._mesh_topology import MeshTopology
 from hyper_parallel.platform import get_platform
 
@@ -37,7 +38,7 @@ _DEVICE_MESH_MAP: dict[tuple, "DeviceMesh"] = {}
 _Axes = tuple[tuple[int, ...], ...]
 
 
-class DeviceMesh(MeshTopology):
+class DeviceMesh(PicturedMesh):
     """Ranks in a grid with named axes.
 
     Args:
