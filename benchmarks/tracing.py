@@ -84,14 +84,14 @@ MODELS = {"mlp": make_mlp, "transformer": make_transformer}
 
 def make_step(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """A training step with plain SGD, which gives the loss."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> torch.Tensor:
-        optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss
+        optimizer.zero_grad()
+        return loss.detach()
 
     return step
 
@@ -135,7 +135,7 @@ def sample(variant: Variant) -> tuple[float, float]:
 def measure(name: str, steps: int) -> None:
     """Print the medians for one model."""
     variants = make_variants(name)
-    ours, theirs = (variants[base].step().detach() for base in ("ours", "torch"))
+    ours, theirs = (variants[base].step() for base in ("ours", "torch"))
     if not torch.allclose(ours, theirs):
         raise SystemExit(f"the libraries compute different losses: {ours} and {theirs}")
     for variant in variants.values():
@@ -163,10 +163,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
+    if os.environ.get("WORLD_SIZE") != "2":
+        raise SystemExit("this needs two ranks: torchrun --nproc-per-node 2 benchmarks/tracing.py")
     torch.set_num_threads(1)
-    if "RANK" not in os.environ:
-        raise SystemExit("start this with torchrun --nproc-per-node 2")
+    warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     for name in arguments.models:
         measure(name, arguments.steps)

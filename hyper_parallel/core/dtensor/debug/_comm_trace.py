@@ -1,8 +1,12 @@
 """``CommTrace``: a trace that was written to a file, as an object again."""
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import (
@@ -45,6 +49,11 @@ class CommTrace(TraceReport):
             OSError: the file cannot be read.
             ValueError: it is not a trace, or of a version that this library does not know.
         """
+        with _collector_paused():
+            return cls._load(path)
+
+    @classmethod
+    def _load(cls, path: FileName) -> CommTrace:
         with open(path, encoding="utf-8") as file:
             try:
                 data = json.load(file)
@@ -127,14 +136,22 @@ _MAKERS = {"op": _op, "collective": _collective, "redistribute": _redistribute, 
 
 
 def _infos(data: list[dict[str, Any]]) -> list[TensorInfo]:
-    return [TensorInfo(tuple(info["shape"]), info["dtype"], info["is_dtensor"],
-                       _layout(info["placements"])) for info in data]
+    return [_info(tuple(info["shape"]), info["dtype"], info["is_dtensor"],
+                  _tuple(info["placements"])) for info in data]
 
 
-def _layout(names: list[str] | None) -> tuple[Placement, ...] | None:
-    return None if names is None else tuple(_placement(name) for name in names)
+# Tensors that look alike share their info, as they did in the mode.
+@lru_cache(maxsize=1024)
+def _info(shape: tuple[int, ...], dtype: str, is_dtensor: bool, names: tuple[str, ...] | None
+          ) -> TensorInfo:
+    return TensorInfo(shape, dtype, is_dtensor, _layout(names))
 
 
+def _layout(names: Sequence[str] | None) -> tuple[Placement, ...] | None:
+    return None if names is None else tuple(map(_placement, names))
+
+
+@lru_cache(maxsize=1024)
 def _placement(text: str) -> Placement:
     """The placement that prints like this."""
     kind, value = re.fullmatch(r"(\w+)\((?:dim=)?(.*)\)", text).groups()
@@ -143,5 +160,17 @@ def _placement(text: str) -> Placement:
     return Partial(value) if kind == "Partial" else Replicate()
 
 
-def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Most of the time would go to the search for cycles in millions of new objects without any."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
