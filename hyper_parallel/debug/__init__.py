@@ -3,6 +3,7 @@
 ``python -m hyper_parallel.debug --help`` lists the commands for trace files.
 """
 from hyper_parallel.core.dtensor.debug import (
+    CollectiveMismatchError,
     CommDebugMode,
     CommTrace,
     ImplicitRedistributionError,
@@ -13,6 +14,7 @@ from hyper_parallel.debug._budget import assert_comms
 from hyper_parallel.debug._compare import check_traces, diff_traces
 
 __all__ = [
-    "CommDebugMode", "CommTrace", "ImplicitRedistributionError", "ImplicitRedistributionWarning",
-    "assert_comms", "check_traces", "diff_traces", "forbid_implicit",
+    "CollectiveMismatchError", "CommDebugMode", "CommTrace", "ImplicitRedistributionError",
+    "ImplicitRedistributionWarning", "assert_comms", "check_traces", "diff_traces",
+    "forbid_implicit",
 ]

@@ -12,8 +12,11 @@ _METHODS = {
     "all_to_all": "differentiable_all_to_all",
     "all_to_all_single": "differentiable_all_to_all_single",
     "all_to_all_single_async": "differentiable_all_to_all_single_async",
+    "broadcast": "broadcast",
+    "scatter": "scatter",
 }
 _NAMES = {method: name for name, method in _METHODS.items()}
+_NATIVE = "native_"
 
 Counts = Mapping[str, int]
 
@@ -31,7 +34,9 @@ def assert_comms(trace: CommDebugMode | CommTrace, *, total: int | None = None,
             ``{"all_reduce": 2}`` of them; axes that are not named must have none.
         counts: number of collectives by kind: ``all_reduce=2``, and likewise ``all_gather``,
             ``reduce_scatter``, ``all_to_all``, ``all_to_all_single``,
-            ``all_to_all_single_async``. If any kind is named, the others must not occur.
+            ``all_to_all_single_async``, ``broadcast``, ``scatter``; and ``native_`` before the
+            name of a function of the framework, ``native_send=1``. If any kind is named, the
+            others must not occur.
 
     Raises:
         AssertionError: something else was sent, or the trace is incomplete.
@@ -58,12 +63,12 @@ def _faults(trace: CommDebugMode | CommTrace, total: int | None, bytes_at_most: 
     if bytes_at_most is not None and sent > bytes_at_most:
         yield f"expected at most {bytes_at_most} bytes, but the rank sends {sent}"
     if counts:
-        found = {_NAMES[method]: count for method, count in trace.get_comm_counts().items()}
+        found = {_name(method): count for method, count in trace.get_comm_counts().items()}
         yield from _differences(counts, found, "")
     if by_axis is not None:
         kinds: dict[str, dict[str, int]] = {axis: {} for axis in by_axis}
         for (axis, method), sums in trace.get_comm_summary(("axis", "type")).items():
-            kinds.setdefault(axis, {})[_NAMES[method]] = sums["count"]
+            kinds.setdefault(axis, {})[_name(method)] = sums["count"]
         for axis, found in kinds.items():
             expected = by_axis.get(axis, {})
             if isinstance(expected, Mapping):
@@ -81,6 +86,11 @@ def _differences(expected: Counts, found: Counts, where: str) -> Iterator[str]:
 
 def _check_kinds(kinds: Counts) -> None:
     for kind in kinds:
-        if kind not in _METHODS:
-            raise TypeError(f"assert_comms knows the collectives {', '.join(_METHODS)}, but got "
-                            f"{kind!r}.")
+        if kind not in _METHODS and not kind.startswith(_NATIVE):
+            raise TypeError(f"assert_comms knows the collectives {', '.join(_METHODS)}, and those "
+                            f"of the framework as {_NATIVE}*, but got {kind!r}.")
+
+
+def _name(method: str) -> str:
+    """A method's short name, which can be a keyword."""
+    return _NAMES.get(method) or method.replace(".", "_")

@@ -4,15 +4,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hyper_parallel.core.dtensor.debug import CommDebugMode, CommTrace
+from hyper_parallel.core.dtensor.debug._agreement import (
+    between_two,
+    disagreement,
+    signature,
+    told,
+)
 from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall, walk
 from hyper_parallel.debug._values import departures, first_difference
 
 Trace = CommDebugMode | CommTrace
 
 _KEYS = ("module", "op", "type", "axis", "phase", "dtype")
-
-# Ranks may send and receive pieces of different sizes there.
-_UNEVEN = ("differentiable_all_to_all_single", "differentiable_all_to_all_single_async")
 
 
 def diff_traces(before: Trace, after: Trace) -> list[str]:
@@ -74,7 +77,7 @@ def check_traces(traces: Sequence[Trace]) -> str | None:
 
 def _by_group(trace: Trace) -> dict[tuple[int, ...], list[CollectiveCall]]:
     records = [record for _, record in walk(trace.tree.roots)
-               if isinstance(record, CollectiveCall)]
+               if isinstance(record, CollectiveCall) and not between_two(record)]
     groups: dict[tuple[int, ...], list[CollectiveCall]] = {}
     for record in sorted(records, key=lambda one: one.sequence):
         groups.setdefault(record.ranks, []).append(record)
@@ -89,23 +92,10 @@ def _first_fault(group: tuple[int, ...],
     for number in range(max(map(len, members.values()), default=0)):
         here = {rank: records[number] if number < len(records) else None
                 for rank, records in members.items()}
-        if len({record and _signature(record) for record in here.values()}) > 1:
-            lines = [f"group {group}, call {number}: its ranks do not do the same"]
-            lines += [f"  rank {rank}: {_told(record)}" for rank, record in here.items()]
+        found = [record and signature(record) for record in here.values()]
+        if any(one != found[0] for one in found):
+            parts = {rank: "nothing, its trace ends before" if record is None else told(record)
+                     for rank, record in here.items()}
             yield (min(record.sequence for record in here.values() if record is not None),
-                   "\n".join(lines))
+                   disagreement(group, number, parts))
             return
-
-
-def _signature(record: CollectiveCall) -> tuple:
-    shape = None if record.collective_type in _UNEVEN else record.input_shape
-    return record.collective_type, record.input_dtype, shape, record.reduce_op
-
-
-def _told(record: CollectiveCall | None) -> str:
-    if record is None:
-        return "nothing, its trace ends before"
-    op = "" if record.reduce_op is None else f" {record.reduce_op}"
-    return (f"{record.collective_type}{op} of {record.input_dtype} {record.input_shape}, "
-            f"{record.phase} of module {record.module}, operator {record.operator}, "
-            f"at {record.call_site}")

@@ -1,10 +1,12 @@
 """DTensor: a tensor spread over a mesh."""
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.dtensor import tensor_redistribution
 from hyper_parallel.core.dtensor.tensor_redistribution import plan_move, redistribute
 from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds, own_coordinate
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
@@ -206,10 +208,27 @@ def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
     if src_data_rank is None:
         local = redistribute(local, whole, layout)
         return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
-    for axis in range(device_mesh.ndim):
-        local = _send_along(local, layout, axis, src_data_rank)
-    local = redistribute(local, TensorSpec(_only_shards(layout), spec.shape), layout)
+    sent = (src_data_rank,) if device_mesh.size() > 1 else ()
+    with _observed(tensor, whole, layout, sent):
+        for axis in range(device_mesh.ndim):
+            local = _send_along(local, layout, axis, src_data_rank)
+        local = redistribute(local, TensorSpec(_only_shards(layout), spec.shape), layout)
     return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
+
+
+@contextmanager
+def _observed(tensor: Any, source: TensorSpec, target: Layout, steps: Sequence[Any]
+              ) -> Iterator[None]:
+    """A context in which a tensor moves without a plan, shown to the tracer like any move."""
+    observer = tensor_redistribution._redistribute_observer
+    if observer is None:
+        yield
+        return
+    token = observer.begin(tensor, source.layout, target, source.shape, steps)
+    try:
+        yield
+    finally:
+        observer.end(token)
 
 
 def _send_along(local: Any, layout: Layout, axis: int, source: int) -> Any:

@@ -52,8 +52,10 @@ class RedistributeObserver(Protocol):
 
     def begin(self, tensor: Any, source: Layout, target: Layout, shape: Sequence[int],
               steps: Sequence[Step], use: Optional[OperandUse] = None) -> object:
-        """A forward move starts; ``steps`` is empty when only the gradient will move.
+        """A forward move starts.
 
+        ``steps`` is empty when only the gradient will move; a tensor that is spread for the first
+        time has no plan, and the position of its source there.
         ``use`` is None for a move that no operator asked for.
         """
 

@@ -182,6 +182,24 @@ def get_group_ranks(group: Optional[Group]) -> tuple[int, ...]:
     return (get_rank(),) if group is _solo else tuple(dist.get_process_group_ranks(group))
 
 
+def store_of(group: Optional[Group]) -> Optional[dist.Store]:
+    """The store that the members of ``group`` share; None where the members are not real.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised or does not know the group.
+    """
+    default = dist.group.WORLD
+    if default is None:
+        raise RuntimeError("there is no default group, so its ranks share nothing; call "
+                           "init_process_group() first")
+    known = _internal("_world").pg_map.get(default if group is None else group)
+    if known is None:
+        raise RuntimeError(f"torch.distributed does not know the group {group!r}; it was "
+                           "destroyed, or belongs to an earlier default group")
+    backend, store = known
+    return None if backend == "fake" else store
+
+
 def self_group() -> Group:
     """The group of this process alone.
 

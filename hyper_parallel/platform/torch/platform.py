@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
     autograd_overrides, collectives, dtensor_base, groups, modules, random, values)
+from hyper_parallel.platform.torch.board import board_of
+from hyper_parallel.platform.torch.native_calls import watch_native
 from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
 
@@ -152,8 +154,10 @@ class TorchPlatform(Platform):
 
     initial_seed = staticmethod(random.initial_seed)
     draw_seed = staticmethod(random.draw_seed)
-    agree_on_random_state = staticmethod(random.agree_on_random_state)
     seeded = staticmethod(random.seeded)
+
+    watch_native = staticmethod(watch_native)
+    board_of = staticmethod(board_of)
 
     get_rank = staticmethod(groups.get_rank)
     known_world_size = staticmethod(groups.known_world_size)
@@ -344,6 +348,11 @@ class TorchPlatform(Platform):
         return output, started[0]
 
     # ---- other communication ----
+
+    @staticmethod
+    def agree_on_random_state(group: Group, mark: int) -> None:
+        random.agree_on_random_state(
+            lambda state: TorchPlatform.broadcast(state, 0, group), group, mark)
 
     @staticmethod
     def broadcast(tensor: Tensor, src_index: int, group: Group) -> Tensor:

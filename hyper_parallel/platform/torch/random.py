@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -18,13 +18,14 @@ def draw_seed() -> int:
     return int(torch.randint(2 ** 62, (), dtype=torch.int64, device="cpu").item())
 
 
-def agree_on_random_state(group: Any, mark: int) -> None:
-    """Give every rank of ``group`` the default CPU generator's state of its first rank."""
+def agree_on_random_state(broadcast: Callable[[Any], Any], group: Any, mark: int) -> None:
+    """Give every rank of ``group`` the default CPU generator's state of its first rank.
+
+    ``broadcast`` overwrites a tensor by that of the first rank.
+    """
     state = torch.get_rng_state()
     device = torch.device("cuda") if dist.get_backend(group) == "nccl" else state.device
-    sent = state.to(device)
-    dist.broadcast(sent, dist.get_process_group_ranks(group)[0], group)
-    state = sent.to(state.device)
+    state = broadcast(state.to(device)).to(state.device)
     # A state starts with the seed it once came from, on which no further draw depends.
     state[:8] = torch.tensor([mark]).view(torch.uint8)
     torch.set_rng_state(state)

@@ -6,6 +6,7 @@ from hyper_parallel.core.dtensor.debug._prohibition import (
     ImplicitRedistributionWarning,
 )
 from hyper_parallel.core.dtensor.debug._router import forbid_implicit
+from hyper_parallel.core.dtensor.debug._verifier import CollectiveMismatchError
 
-__all__ = ["CommDebugMode", "CommTrace", "ImplicitRedistributionError",
+__all__ = ["CollectiveMismatchError", "CommDebugMode", "CommTrace", "ImplicitRedistributionError",
            "ImplicitRedistributionWarning", "forbid_implicit"]

@@ -25,6 +25,9 @@ OUTSIDE = "outside"
 UNKNOWN = "unknown"
 """An owner that there was, but before the trace began."""
 
+NATIVE = "native."
+"""Begins the type of what the program sends with the framework's own functions."""
+
 FULL_LEVEL = 3
 """The ``noise_level`` from which everything is shown."""
 
@@ -78,6 +81,8 @@ class DebugCall:
         module: path of the module that it belongs to; None outside of the traced modules, and
             ``"unknown"`` where that was before the trace.
         operator: the operator that it belongs to, likewise.
+        argument: of redistributions and collectives, position or name of the argument of
+            ``operator`` that they bring into place, if it is known.
         call_site: of redistributions and collectives, and of operators whose fingerprints are
             taken, ``file:line`` of the first frame outside of the library, the framework and the
             standard library; for a gradient that of the forward pass. None where there is none.
@@ -92,6 +97,7 @@ class DebugCall:
     duration: float = field(default=0.0, kw_only=True)
     module: str | None = field(default=None, kw_only=True)
     operator: str | None = field(default=None, kw_only=True)
+    argument: str | None = field(default=None, kw_only=True)
     call_site: str | None = field(default=None, kw_only=True)
     fingerprints: tuple[Fingerprint | None, ...] = field(default=(), kw_only=True)
     children: list[DebugCall] = field(default_factory=list, kw_only=True)
@@ -182,10 +188,11 @@ class OpCall(DebugCall):
 
 @dataclass(slots=True, eq=False)
 class CollectiveCall(DebugCall):
-    """A collective that the platform carried out; always a leaf.
+    """A collective, or a message from one rank to another; always a leaf.
 
     Attributes:
-        collective_type: name of the platform's method.
+        collective_type: name of the platform's method; ``"native."`` and the framework's name for
+            what the program sent itself.
         group_size: number of ranks in the group; 0 if no group could be told from the arguments.
         input_shape: shape of the first tensor that went in, on this rank; None without one.
         output_shape: shape of the first tensor that came out, on this rank; None without one.
@@ -198,8 +205,9 @@ class CollectiveCall(DebugCall):
             several; None where the mesh is not known.
         ranks: the group's global ranks in its order; empty where not known.
         reduce_op: how values are reduced, such as ``"sum"``; None where they are not.
-        argument: the argument of ``operator`` that it brings into place, if it is known.
         sequence: its number among the collectives of the trace, in the order of their ends.
+        peer: global rank of the root of a broadcast, scatter, gather or reduce, or of the other
+            side of a send or receive; None for other calls, and for a receive from anyone.
     """
 
     collective_type: str
@@ -214,10 +222,15 @@ class CollectiveCall(DebugCall):
     axis: str | None = None
     ranks: tuple[int, ...] = ()
     reduce_op: str | None = None
-    argument: str | None = None
     sequence: int = 0
+    peer: int | None = None
 
     label: ClassVar[str] = "Collective"
+
+    @property
+    def native(self) -> bool:
+        """Whether the program made it with the framework's own functions."""
+        return self.collective_type.startswith(NATIVE)
 
     @property
     def dtype(self) -> str:
@@ -231,7 +244,8 @@ class CollectiveCall(DebugCall):
 
     def _details(self) -> str:
         op = "" if self.reduce_op is None else f" reduce_op={self.reduce_op}"
-        return (f" axis={self.axis} ranks={self.ranks} dtype={self.input_dtype}{op} "
+        peer = "" if self.peer is None else f" peer={self.peer}"
+        return (f" axis={self.axis} ranks={self.ranks} dtype={self.input_dtype}{op}{peer} "
                 f"input_bytes={self.input_bytes} output_bytes={self.output_bytes} "
                 f"wire_bytes={self.wire_bytes}{self._values()}")
 
@@ -255,6 +269,8 @@ class CollectiveCall(DebugCall):
             "argument": self.argument,
             "call_site": self.call_site,
             "sequence": self.sequence,
+            "peer": self.peer,
+            "native": self.native,
             **self._values_as_data(),
         }
 
@@ -270,7 +286,6 @@ class RedistributeCall(DebugCall):
         phase: one of the phases above.
         mesh_axes: names of the mesh axes, one for each placement.
         needed_by: the operator that made it necessary; None where the program asked for it.
-        argument: position or name of that operator's argument, if it is known.
     """
 
     src_placements: tuple[Placement, ...]
@@ -279,7 +294,6 @@ class RedistributeCall(DebugCall):
     phase: str = FORWARD
     mesh_axes: tuple[str, ...] = ()
     needed_by: str | None = None
-    argument: str | None = None
     mesh: DeviceMesh | None = field(default=None, init=False, repr=False)
     """While the tensor moves: the mesh that it moves on."""
 

@@ -35,6 +35,7 @@ class CallTree:
         self._collectives = 0
         self._groups: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._stack: ThreadList[DebugCall] = ThreadList()
+        self._last: ThreadList[CollectiveCall] = ThreadList()
         self._lock = threading.Lock()
 
     @property
@@ -85,14 +86,28 @@ class CallTree:
             self._collectives += 1
             self.counts[name] = self.counts.get(name, 0) + 1
             self.ledger.add(record)
+        self._last.items[:] = [record]
+
+    def extend_last(self, part: CollectiveCall, seconds: float) -> bool:
+        """Add what a further part of a collective sends to this thread's last record.
+
+        Returns:
+            Whether there is one.
+        """
+        if not self._last.items:
+            return False
+        (record,) = self._last.items
+        with self._lock:
+            record.duration += seconds
+            record.input_bytes += part.input_bytes
+            record.output_bytes += part.output_bytes
+            record.wire_bytes += part.wire_bytes
+            self.ledger.add_part(record, part)
+        return True
 
     def _attach(self, record: DebugCall, parent: DebugCall | None) -> None:
         if parent is not None:
-            record.call_depth = parent.call_depth + 1
-            if record.module is None:
-                record.module = parent.module
-            if record.operator is None:
-                record.operator = parent.operator
+            inherit(record, parent)
         if self._room is None or self._takes_room():
             # No lock: a list takes one element at a time.
             (self.roots if parent is None else parent.children).append(record)
@@ -104,6 +119,15 @@ class CallTree:
                 return False
             self._room -= 1
         return True
+
+
+def inherit(record: DebugCall, parent: DebugCall) -> None:
+    """Give a record its place, and the owner of what it lies in where it has none itself."""
+    record.call_depth = parent.call_depth + 1
+    if record.module is None:
+        record.module = parent.module
+    if record.operator is None:
+        record.operator = parent.operator
 
 
 class PartialMakers:

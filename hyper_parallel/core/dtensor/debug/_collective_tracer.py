@@ -9,7 +9,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
@@ -26,7 +26,11 @@ COLLECTIVE_METHODS = (
     "differentiable_all_to_all_single_async",
 )
 
+OTHER_METHODS = ("broadcast", "scatter")
+"""What else the library sends: whole tensors to spread, and the state of random generators."""
+
 CollectiveCallback = Callable[[str, tuple, dict, Any], Any]
+Announcement = Callable[[str, tuple, dict], None]
 
 _patch_lock = threading.Lock()
 
@@ -40,13 +44,20 @@ class CollectiveTracer:
             class calls is part of that one and not reported. An exception of the callback never
             reaches the caller of the collective; the first one is logged. What it returns, if it
             is not None, the caller gets in place of the result.
+        before: called as ``before(method_name, args, kwargs)`` before the collective begins. What
+            it raises reaches the caller, and nothing is sent.
         platform_cls: the class whose staticmethods are traced; by default that of
             ``get_platform()`` at the time of ``install``. Methods that its body does not define
             are skipped (MindSpore has no ``differentiable_all_to_all_single``).
+        methods: names of the methods to trace.
     """
 
-    def __init__(self, callback: CollectiveCallback, platform_cls: type | None = None) -> None:
+    def __init__(self, callback: CollectiveCallback, platform_cls: type | None = None,
+                 before: Announcement | None = None,
+                 methods: Sequence[str] = COLLECTIVE_METHODS) -> None:
+        self.methods = frozenset(methods)
         self._callback = callback
+        self._before = before
         self._platform_cls = platform_cls
         self._patch: _ClassPatch | None = None
         self._guard = ErrorGuard(self._note_error)
@@ -66,6 +77,11 @@ class CollectiveTracer:
                 self._patch.remove(self)
                 self._patch = None
 
+    def announce(self, method_name: str, args: tuple, kwargs: dict) -> None:
+        """Say that a collective is about to begin."""
+        if self._before is not None:
+            self._before(method_name, args, kwargs)
+
     def report(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
         """Hand one finished collective to the callback; gives the result to go on with."""
         replaced = None
@@ -76,6 +92,10 @@ class CollectiveTracer:
     def seconds(self) -> float:
         """How long the collective took that is being reported, on this thread."""
         return 0.0 if self._patch is None else self._patch.seconds()
+
+    def running(self) -> bool:
+        """Whether a collective of the class runs on this thread."""
+        return self._patch is not None and self._patch.running()
 
     def _note_error(self, error: str) -> None:
         if not self._noted:
@@ -100,13 +120,13 @@ class _ClassPatch:
         return cls._of_class.setdefault(patched, cls(patched))
 
     def add(self, tracer: CollectiveTracer) -> None:
-        """Report to a tracer; the first one replaces the methods."""
-        if not self._tracers:
+        """Report to a tracer; replaces the methods that no earlier one asked for."""
+        for name in tracer.methods - self._originals.keys():
             # The descriptor is kept, not the function behind it, so that the very same object
             # can be put back.
-            self._originals = {name: self._cls.__dict__[name] for name in COLLECTIVE_METHODS
-                               if isinstance(self._cls.__dict__.get(name), staticmethod)}
-            for name, descriptor in self._originals.items():
+            descriptor = self._cls.__dict__.get(name)
+            if isinstance(descriptor, staticmethod):
+                self._originals[name] = descriptor
                 type.__setattr__(self._cls, name,
                                  staticmethod(self._make_wrapper(descriptor.__func__, name)))
         self._tracers = (*self._tracers, tracer)
@@ -123,6 +143,10 @@ class _ClassPatch:
         """Seconds from the beginning to the end of this thread's last collective."""
         return getattr(self._calls, "seconds", 0.0)
 
+    def running(self) -> bool:
+        """Whether this thread is inside of a collective."""
+        return getattr(self._calls, "running", False)
+
     def _make_wrapper(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         calls = self._calls
 
@@ -130,6 +154,9 @@ class _ClassPatch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if getattr(calls, "running", False):
                 return original(*args, **kwargs)
+            for tracer in self._tracers:
+                if name in tracer.methods:
+                    tracer.announce(name, args, kwargs)
             calls.running = True
             began = time.perf_counter()
             try:
@@ -138,7 +165,8 @@ class _ClassPatch:
                 calls.running = False
                 calls.seconds = time.perf_counter() - began
             for tracer in self._tracers:
-                result = tracer.report(name, args, kwargs, result)
+                if name in tracer.methods:
+                    result = tracer.report(name, args, kwargs, result)
             return result
 
         return wrapper

@@ -14,6 +14,7 @@ one may ask, and the output.
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,9 +27,12 @@ from hyper_parallel.core.dtensor.debug._module_tracker import (
     ModuleTracker,
     parameter_info,
 )
-from hyper_parallel.core.dtensor.debug._call_tree import CallTree
+from hyper_parallel.core.dtensor.debug._call_records import FULL_LEVEL
+from hyper_parallel.core.dtensor.debug._comm_trace import CommTrace
+from hyper_parallel.core.dtensor.debug._gathering import gather_texts
 from hyper_parallel.core.dtensor.debug._recorder import Recorder
 from hyper_parallel.core.dtensor.debug._router import router
+from hyper_parallel.core.dtensor.debug._verifier import Verifier
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
 from hyper_parallel.platform import get_platform
 
@@ -55,6 +59,14 @@ class CommDebugMode(Recorder):
     Args:
         module: a module whose forward calls, and those of the modules inside it, are recorded as
             the boundaries that ``noise_level=2`` shows.
+        trace_native: also record what the program sends with ``torch.distributed`` itself:
+            collectives, functional ones, messages between two ranks, barriers and objects, each
+            once, with ``"native."`` before its name.
+        verify: ``"online"`` compares, before each collective that is recorded, what the ranks of
+            its group are about to do, and raises ``CollectiveMismatchError`` on all of them where
+            they differ or where a rank does not come. All ranks enter such modes, in the same
+            order.
+        verify_timeout: seconds that a rank then waits for the others at each collective.
         max_records: how many records to keep at most; None keeps all. Counts, bytes and summaries
             take in those that are dropped, tables and files say how many they are.
 
@@ -63,16 +75,21 @@ class CommDebugMode(Recorder):
             It reads all of them, and waits for the device.
 
     Raises:
-        TypeError: ``module`` is no module, or ``max_records`` no int.
-        ValueError: ``max_records`` is negative.
+        TypeError: ``module`` is no module, ``max_records`` no int, or ``verify_timeout`` no number.
+        ValueError: ``max_records`` is negative, ``verify`` not known, or ``verify_timeout`` not
+            above 0 and finite.
     """
 
     def __init__(self, module: ModuleLike | None = None, *, max_records: int | None = None,
-                 fingerprints: bool = False) -> None:
+                 trace_native: bool = False, verify: str | None = None,
+                 verify_timeout: float = 60.0, fingerprints: bool = False) -> None:
         super().__init__()
         self._takes_fingerprints = bool(fingerprints)
         _check_bound(max_records)
+        _check_verification(verify, verify_timeout)
         self._max_records = max_records
+        self._traces_native = bool(trace_native)
+        self._verify_timeout = None if verify is None else float(verify_timeout)
         if module is not None and not isinstance(module, ModuleLike):
             raise TypeError(
                 f"CommDebugMode traces a module (such as torch.nn.Module), but got {module!r} "
@@ -81,6 +98,7 @@ class CommDebugMode(Recorder):
         self._get_module: Callable[[], ModuleLike | None] | None = (
             None if module is None else lambda: module)
         self._undo: ExitStack | None = None
+        self._has_run = False
 
     def __enter__(self) -> CommDebugMode:
         """Clear what was recorded and begin to record.
@@ -97,17 +115,17 @@ class CommDebugMode(Recorder):
             raise RuntimeError(
                 "the module of this CommDebugMode no longer exists, and a mode keeps none alive "
                 "after its exit; make a CommDebugMode(module=...) for the new one.")
-        outer = _debug_mode_observer.get()
-        self._enclosing = (outer, *outer._enclosing) if isinstance(outer, Recorder) else ()
-        self._tree = CallTree(self._max_records)
-        self._rank, self._world_size = platform.get_rank(), platform.get_world_size()
+        self._begin(self._max_records)
+        self._has_run = True
         self._taker = FingerprintTaker() if self._takes_fingerprints else None
-        self._failure = None
         self._parameters = {} if module is None else parameter_info(module)
         self._module_of_id = {} if module is None else {
             id(parameter): name.rpartition(".")[0] or ROOT_NAME
             for name, parameter in module.named_parameters()}
         with ExitStack() as undo:
+            if self._verify_timeout is not None:
+                self._verifier = Verifier(self._verify_timeout)
+                undo.push(self._end_verification)
             self._closed = False
             undo.callback(self._close)
             _debug_mode_observer.set(self)
@@ -131,9 +149,25 @@ class CommDebugMode(Recorder):
         if self._undo is None:
             raise RuntimeError("this CommDebugMode is not active; enter it with a `with` block.")
         undo, self._undo = self._undo, None
-        undo.close()
+        undo.__exit__(kind, error, trace)
         if self._get_module is not None:
             self._get_module = weakref.ref(self._get_module())
+
+    def gather(self, timeout: float = 60.0) -> list[CommTrace] | None:
+        """The traces of all ranks, on rank 0 of the default group; None on the others.
+
+        Every rank calls it, inside of the block or after it. It is no collective and is not
+        recorded. What it gives is for ``check_traces`` or ``generate_json_dump``.
+
+        Args:
+            timeout: seconds that rank 0 waits for the others.
+
+        Raises:
+            RuntimeError: a rank never entered its mode or did not call this in time; it is named.
+        """
+        texts = gather_texts(self._as_json(FULL_LEVEL) if self._has_run else None, timeout)
+        return texts and [CommTrace.of_text(text, f"of rank {rank}")
+                          for rank, text in enumerate(texts)]
 
     def _close(self) -> None:
         """Receive no more, and give the variable to whoever is innermost now.
@@ -146,6 +180,13 @@ class CommDebugMode(Recorder):
         self._module_of_id = {}
         if _debug_mode_observer.get() is self:
             _debug_mode_observer.set(self.still_open())
+
+    def _end_verification(self, kind: type[BaseException] | None, error: BaseException | None,
+                          trace: TracebackType | None) -> None:
+        del kind, trace
+        verifier, self._verifier = self._verifier, None
+        with self._guard:
+            verifier.leave(error)
 
     def _warn_of_level(self, noise_level: int) -> None:
         if self._get_module is None:
@@ -162,3 +203,13 @@ def _check_bound(max_records: int | None) -> None:
                         f"({type(max_records).__name__}).")
     if max_records < 0:
         raise ValueError(f"max_records is 0 or more, but got {max_records}; None keeps all.")
+
+
+def _check_verification(verify: str | None, timeout: float) -> None:
+    if verify not in (None, "online"):
+        raise ValueError(f"verify is 'online' or None, but got {verify!r}.")
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        raise TypeError(f"verify_timeout is a number of seconds, but got {timeout!r} "
+                        f"({type(timeout).__name__}).")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"verify_timeout is above 0 and finite, but got {timeout}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     RedistributeCall,
     TensorInfo,
 )
-from hyper_parallel.core.dtensor.debug._call_tree import CallTree
+from hyper_parallel.core.dtensor.debug._call_tree import CallTree, inherit
 from hyper_parallel.core.dtensor.debug._fingerprints import Fingerprint
 from hyper_parallel.core.dtensor.debug._ledger import Ledger
 from hyper_parallel.core.dtensor.debug._report import JSON_VERSION, FileName, TraceReport
@@ -49,17 +49,26 @@ class CommTrace(TraceReport):
             OSError: the file cannot be read.
             ValueError: it is not a trace, or of a version that this library does not know.
         """
-        with _collector_paused():
-            return cls._load(path)
+        with open(path, encoding="utf-8") as file:
+            return cls._parse(file.read, path)
 
     @classmethod
-    def _load(cls, path: FileName) -> CommTrace:
-        with open(path, encoding="utf-8") as file:
-            try:
-                data = json.load(file)
-            except ValueError as error:
-                raise ValueError(f"a trace is a JSON file, but {path} is not: {error}; write one "
-                                 "with generate_json_dump.") from error
+    def of_text(cls, text: str, name: str) -> CommTrace:
+        """A trace whose JSON is at hand; ``name`` is what errors call it."""
+        return cls._parse(lambda: text, name)
+
+    @classmethod
+    def _parse(cls, read: Callable[[], str], path: FileName) -> CommTrace:
+        with _collector_paused():
+            return cls._parsed(read, path)
+
+    @classmethod
+    def _parsed(cls, read: Callable[[], str], path: FileName) -> CommTrace:
+        try:
+            data = json.loads(read())
+        except ValueError as error:
+            raise ValueError(f"a trace is a JSON file, but {path} is not: {error}; write one "
+                             "with generate_json_dump.") from error
         if not isinstance(data, dict) or "records" not in data or "version" not in data:
             raise ValueError(f"a trace is a JSON object with `version` and `records`, but {path} "
                              "holds something else; write one with generate_json_dump.")
@@ -100,9 +109,7 @@ def _record(data: dict[str, Any], parent: DebugCall | None) -> DebugCall:
     record.timestamp, record.duration = data["timestamp"], data["duration"]
     record.fingerprints = tuple(map(Fingerprint.from_data, data.get("fingerprints", ())))
     if parent is not None:
-        record.call_depth = parent.call_depth + 1
-        record.module = record.module or parent.module
-        record.operator = record.operator or parent.operator
+        inherit(record, parent)
     record.children += [_record(child, record) for child in data["children"]]
     return record
 
@@ -118,14 +125,15 @@ def _collective(data: dict[str, Any]) -> CollectiveCall:
              "sequence")
     return CollectiveCall(
         **{name: data[name] for name in names}, operator=data["op"], ranks=tuple(data["ranks"]),
-        input_shape=_tuple(data["input_shape"]), output_shape=_tuple(data["output_shape"]))
+        input_shape=_tuple(data["input_shape"]), output_shape=_tuple(data["output_shape"]),
+        peer=data.get("peer"))  # older files have none
 
 
 def _redistribute(data: dict[str, Any]) -> RedistributeCall:
     return RedistributeCall(
         _layout(data["src_placements"]), _layout(data["dst_placements"]),
         tuple(data["tensor_shape"]), data["phase"], tuple(data["mesh_axes"]), data["needed_by"],
-        data["argument"], call_site=data["call_site"])
+        argument=data["argument"], call_site=data["call_site"])
 
 
 def _module(data: dict[str, Any]) -> AnnotateCall:

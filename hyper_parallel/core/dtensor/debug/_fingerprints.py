@@ -96,7 +96,8 @@ class FingerprintTaker:
 
 def alike_on(method_name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """The ranks on which a collective gives the same value: all, or none of a group."""
-    return ranks if "all_reduce" in method_name or "all_gather" in method_name else ()
+    alike = "all_reduce", "all_gather", "broadcast"
+    return ranks if any(name in method_name for name in alike) else ()
 
 
 def _replicas(tensor: Any) -> tuple[int, ...]:

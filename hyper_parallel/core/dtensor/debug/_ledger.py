@@ -23,15 +23,23 @@ class Ledger:
 
     def add(self, record: CollectiveCall) -> None:
         """Count one collective."""
+        self._row(record)[0] += 1
+        self.add_part(record, record)
+
+    def add_part(self, record: CollectiveCall, part: CollectiveCall) -> None:
+        """Add the bytes of one part of a collective that was counted."""
+        row = self._row(record)
+        row[1] += part.input_bytes
+        row[2] += part.output_bytes
+        row[3] += part.wire_bytes
+
+    def _row(self, record: CollectiveCall) -> list[int]:
         key = (record.collective_type, record.axis, record.module, record.operator, record.phase,
                record.input_dtype)
         row = self._rows.get(key)
         if row is None:
             row = self._rows[key] = [0] * len(QUANTITIES)
-        row[0] += 1
-        row[1] += record.input_bytes
-        row[2] += record.output_bytes
-        row[3] += record.wire_bytes
+        return row
 
     def grouped(self, by: By) -> dict[Any, dict[str, int]]:
         """Sums for each value of one key, or for each combination of several.

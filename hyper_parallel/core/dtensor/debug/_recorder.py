@@ -21,31 +21,26 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     TensorInfo,
 )
 from hyper_parallel.platform.call_site import find_call_site, in_optimizer
-from hyper_parallel.core.dtensor.debug._call_tree import CallTree
+from hyper_parallel.core.dtensor.debug._call_tree import CallTree, inherit
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
 from hyper_parallel.core.dtensor.debug._fingerprints import (
     Fingerprint,
     FingerprintTaker,
     alike_on,
 )
+from hyper_parallel.core.dtensor.debug._issued import completed, issued, issued_natively
 from hyper_parallel.core.dtensor.debug._report import TraceReport
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
-    collective_group,
-    group_ranks,
-    local_info,
     tensor_infos,
     tensors_in,
 )
-from hyper_parallel.core.dtensor.debug._traffic import (
-    axis_of,
-    own_share,
-    reduce_op,
-    wire_bytes,
-)
+from hyper_parallel.core.dtensor.debug._traffic import axis_anywhere, axis_of
+from hyper_parallel.core.dtensor.debug._verifier import Verifier
 from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.traffic_adapter import NativeCall
 
 platform = get_platform()
 logger = logging.getLogger(__name__)
@@ -88,8 +83,18 @@ class Recorder(TraceReport):
         self._closed = False
         self._enclosing: tuple[Recorder, ...] = ()
         self._taker: FingerprintTaker | None = None
+        self._traces_native = False
+        self._verifier: Verifier | None = None
         # The modules of the parameters by their identity, while the mode keeps these alive.
         self._module_of_id: dict[int, str] = {}
+
+    def _begin(self, max_records: int | None) -> None:
+        """Forget what was recorded and be inside of the mode that is innermost now."""
+        outer = _debug_mode_observer.get()
+        self._enclosing = (outer, *outer._enclosing) if isinstance(outer, Recorder) else ()
+        self._tree = CallTree(max_records)
+        self._rank, self._world_size = platform.get_rank(), platform.get_world_size()
+        self._failure = None
 
     @property
     def _call_stack(self) -> list[DebugCall]:
@@ -161,27 +166,9 @@ class Recorder(TraceReport):
                             seconds: float = 0.0) -> Any:
         """Record a collective that ended; what is returned replaces its result, if not None."""
         with self._guard:
-            sent, input_bytes = local_info(args, kwargs) or (None, 0)
-            received, output_bytes = local_info(result) or (None, 0)
-            group, size = collective_group(method_name, args, kwargs)
-            record = CollectiveCall(
-                method_name,
-                group_size=size or 0,
-                input_shape=sent and sent.shape,
-                output_shape=received and received.shape,
-                input_dtype=sent.dtype if sent else "",
-                input_bytes=input_bytes,
-                output_bytes=output_bytes,
-                ranks=group_ranks(group, size),
-                reduce_op=reduce_op(method_name, args, kwargs),
-                duration=seconds,
-            )
-            record.timestamp -= seconds
-            if record.ranks:
-                record.wire_bytes = wire_bytes(method_name, size, input_bytes, output_bytes,
-                                               own_share(method_name, args, kwargs, group))
-            self._place(record)
-            self._tree.add_collective(record)
+            record = issued(method_name, args, kwargs)
+            completed(record, method_name, args, kwargs, result)
+            self._add(record, seconds)
             if self._taker is not None:
                 return self._taker.of_collective(
                     alike_on(method_name, record.ranks), result, self._noter(record))
@@ -197,6 +184,28 @@ class Recorder(TraceReport):
 
         return note
 
+    def _on_native_call(self, call: NativeCall, seconds: float) -> None:
+        with self._guard:
+            record = platform.run_undressed(issued_natively, (call,), {})
+            if not call.continues or not self._tree.extend_last(record, seconds):
+                self._add(record, seconds)
+
+    def _add(self, record: CollectiveCall, seconds: float) -> None:
+        """Put a collective that took so long, and has just ended, into the tree."""
+        record.duration = seconds
+        record.timestamp -= seconds
+        self._place(record)
+        self._tree.add_collective(record)
+
+    def _check(self, record: CollectiveCall, group: Any) -> None:
+        """Compare what is about to be issued with what the other ranks are about to issue."""
+        if self._verifier is not None:
+            with self._guard:
+                self._place(record)
+                if self._tree.innermost is not None:
+                    inherit(record, self._tree.innermost)
+            self._verifier.check(record, group)
+
     def _place(self, record: CollectiveCall) -> None:
         """Say why a collective happens, from what is open around it."""
         around = self._tree.innermost
@@ -207,6 +216,7 @@ class Recorder(TraceReport):
             if record.ranks:
                 record.axis = axis_of(around.mesh, record.ranks)
             return
+        record.axis = axis_anywhere(record.ranks) if record.ranks else None
         record.phase = self._phase(around)
         record.call_site = find_call_site()
         if around is None and record.phase == BACKWARD:
@@ -283,8 +293,8 @@ class Recorder(TraceReport):
         needed_by, argument = move.use[:2] if move.use else (None, None)
         move.record = RedistributeCall(
             source.placements, target.placements, tuple(shape), phase,
-            tuple(source.device_mesh.alias_name), needed_by, argument, module=move.module,
-            operator=move.operator, call_site=move.call_site)
+            tuple(source.device_mesh.alias_name), needed_by, module=move.module,
+            operator=move.operator, argument=argument, call_site=move.call_site)
         move.record.mesh = source.device_mesh
         move.tree.open(move.record, move.owner)
 

@@ -188,7 +188,9 @@ class TraceReport:
         Raises:
             OSError: the file cannot be written; what it held before is still there.
         """
-        level = self._checked_level(noise_level, _MODULE_LEVEL)
+        write_text(file_name, self._as_json(self._checked_level(noise_level, _MODULE_LEVEL)))
+
+    def _as_json(self, level: int) -> str:
         data = {
             "comm_counts": self.get_comm_counts(),
             "total_counts": self.get_total_counts(),
@@ -206,7 +208,7 @@ class TraceReport:
         }
         if self._failure is not None:
             data["incomplete"] = self._failure
-        write_text(file_name, _json_text(data))
+        return _json_text(data)
 
     def generate_chrome_trace(self, file_name: FileName = "comm_mode_trace.json") -> None:
         """Write the trace in Chrome's trace event format, which Perfetto opens.

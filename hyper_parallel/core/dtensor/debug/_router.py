@@ -7,13 +7,18 @@ event who is innermost there and then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from hyper_parallel.core.dtensor import tensor_redistribution
-from hyper_parallel.core.dtensor.debug._collective_tracer import CollectiveTracer
+from hyper_parallel.core.dtensor.debug._collective_tracer import (
+    COLLECTIVE_METHODS,
+    OTHER_METHODS,
+    CollectiveTracer,
+)
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
+from hyper_parallel.core.dtensor.debug._issued import issued, issued_natively
 from hyper_parallel.core.dtensor.debug._prohibition import (
     check_fallback,
     check_move,
@@ -25,6 +30,10 @@ from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
 from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.shard._op_dispatch import _debug_mode_observer
+from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.traffic_adapter import NativeCall
+
+platform = get_platform()
 
 
 class EventRouter:
@@ -34,13 +43,17 @@ class EventRouter:
         self._active: tuple[Recorder, ...] = ()  # in order of entry; replaced whole
         self._watchers = 0  # how many need to be told of moves
         self._lock = threading.Lock()
-        self._tracer = CollectiveTracer(self._on_collective)
+        self._tracer = CollectiveTracer(self._on_collective, before=self._before_collective,
+                                        methods=(*COLLECTIVE_METHODS, *OTHER_METHODS))
+        self._end_watch: Callable[[], None] | None = None  # of the framework's own calls
         self._open: ThreadList[TracedMove] = ThreadList()  # moves that have begun
         self._guard = ErrorGuard(self._note_failure)
 
     def enter(self, recorder: Recorder) -> None:
         """A mode becomes active; the first one installs the hooks."""
         with self._lock:
+            if recorder._traces_native and self._end_watch is None:
+                self._end_watch = platform.watch_native(self)
             if not self._active:
                 self._tracer.install()
             self._active = (*self._active, recorder)
@@ -52,6 +65,10 @@ class EventRouter:
             self._active = tuple(one for one in self._active if one is not recorder)
             if not self._active:
                 self._tracer.uninstall()
+            if self._end_watch is not None and not any(
+                    one._traces_native for one in self._active):
+                self._end_watch()
+                self._end_watch = None
         self.unwatch_moves()
 
     def watch_moves(self) -> None:
@@ -126,10 +143,50 @@ class EventRouter:
         self._open.items.append(move)
         return move
 
+    def before_native(self, call: NativeCall) -> None:
+        """The framework is about to make a call; see ``Platform.watch_native``."""
+        recorder = self._native_receiver(call)
+        if recorder is not None and recorder._verifier is not None:
+            record = None
+            with self._guard:
+                record = platform.run_undressed(issued_natively, (call,), {})
+            if record is not None:
+                recorder._check(record, call.group)
+
+    def after_native(self, call: NativeCall, seconds: float) -> None:
+        """The framework made a call."""
+        recorder = self._native_receiver(call)
+        if recorder is not None:
+            recorder._on_native_call(call, seconds)
+
+    def native_lost(self, why: str) -> None:
+        """The framework is about to make a call of which nothing is known."""
+        self._note_failure(why)
+
+    def _native_receiver(self, call: NativeCall) -> Recorder | None:
+        """Whose a call of the framework is; nobody's if the library makes it."""
+        if self._tracer.running() or platform.get_group_size(call.group) == 1:
+            return None
+        recorder = self._collective_receiver()
+        return recorder if recorder is not None and recorder._traces_native else None
+
+    def _collective_receiver(self) -> Recorder | None:
+        moves = self._open.items
+        return moves[-1].recorder if moves else self.receiver()
+
+    def _before_collective(self, method_name: str, args: tuple, kwargs: dict) -> None:
+        recorder = self._collective_receiver()
+        if recorder is not None and recorder._verifier is not None:
+            record = None
+            with self._guard:
+                group, size = collective_group(method_name, args, kwargs)
+                record = None if size == 1 else issued(method_name, args, kwargs)
+            if record is not None:
+                recorder._check(record, group)
+
     def _on_collective(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
         with self._guard:
-            moves = self._open.items
-            recorder = moves[-1].recorder if moves else self.receiver()
+            recorder = self._collective_receiver()
             # A group of one has nobody to talk to, the platform did nothing.
             if recorder is not None and collective_group(method_name, args, kwargs)[1] != 1:
                 return recorder._on_collective_call(method_name, args, kwargs, result,

@@ -48,7 +48,8 @@ COLLECTIVE = {"type": "collective", "collective_type": ALL_REDUCE, "group_size":
               "input_shape": [4, 16], "output_shape": [4, 16], "input_dtype": "torch.float32",
               "phase": "forward", "input_bytes": 256, "output_bytes": 256, "wire_bytes": 256,
               "axis": "tp", "ranks": [0, 1], "reduce_op": "sum", "module": "fc2", "op": "linear",
-              "argument": "1", "call_site": "model.py:7", "sequence": 0, "children": []}
+              "argument": "1", "call_site": "model.py:7", "sequence": 0, "peer": None,
+              "native": False, "children": []}
 OP = {"type": "op", "op_name": "linear",
       "inputs": [{"shape": [4, 32], "dtype": "torch.float32", "is_dtensor": True,
                   "placements": ["Shard(dim=1)"]},
