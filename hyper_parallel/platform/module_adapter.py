@@ -61,3 +61,14 @@ class ModuleAdapter(ABC):
             before: called as ``before(module, args, kwargs)``; returns both anew.
             after: called as ``after(module, args, output)``; returns the output anew.
         """
+
+    @staticmethod
+    @abstractmethod
+    def watch_interrupted_calls(callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Call ``callback(module)`` when a module's call ends by what is no ``Exception``.
+
+        Hooks that run after every call do not run then.
+
+        Returns:
+            What ends it. The last one to end leaves nothing behind.
+        """

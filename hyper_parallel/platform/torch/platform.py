@@ -17,6 +17,7 @@ from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
     autograd_overrides, collectives, dtensor_base, groups, modules, random, values)
 from hyper_parallel.platform.torch.board import board_of
+from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
 from hyper_parallel.platform.torch.native_calls import watch_native
 from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
@@ -178,6 +179,7 @@ class TorchPlatform(Platform):
     own_parameters = staticmethod(modules.own_parameters)
     replace_parameter = staticmethod(modules.replace_parameter)
     wrap_forward = staticmethod(modules.wrap_forward)
+    watch_interrupted_calls = staticmethod(watch_interrupted_calls)
 
     fingerprint = staticmethod(values.fingerprint)
     when_waited = staticmethod(values.when_waited)

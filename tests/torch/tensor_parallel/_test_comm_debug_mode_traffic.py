@@ -123,11 +123,11 @@ def test_bytes_group_and_axis() -> None:
 
 def test_bytes_of_every_kind() -> None:
     """The formulas of the documentation, worked out by hand for 256 bytes on four ranks."""
+    moves = [(spread((8, 8), Shard(0)), Shard(1)), (spread((8, 8), Partial()), Shard(0)),
+             (spread((8, 8), Partial()), Replicate()), (spread((8, 6), Shard(0)), Shard(1))]
     with CommDebugMode() as mode:
-        spread((8, 8), Shard(0)).redistribute(placements=[Shard(1)])
-        spread((8, 8), Partial()).redistribute(placements=[Shard(0)])
-        spread((8, 8), Partial()).redistribute(placements=[Replicate()])
-        spread((8, 6), Shard(0)).redistribute(placements=[Shard(1)])
+        for tensor, target in moves:
+            tensor.redistribute(placements=[target])
     found = [(one.collective_type[15:], one.input_bytes, one.output_bytes, one.wire_bytes)
              for one in records(mode, CollectiveCall)]
     # Six columns over four ranks are 2, 2, 2 and 0 of them; each rank keeps its own 2 * 2 floats.

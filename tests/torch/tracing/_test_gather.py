@@ -79,9 +79,10 @@ def test_gathered_traces_are_checked() -> None:
         # As many bytes on every rank, so that it runs.
         dist.all_reduce(torch.ones(2, 3) if rank == 1 else torch.ones(3, 2))
         if rank < 2:  # a message is nothing that the others take part in
-            dist.batch_isend_irecv([
-                dist.P2POp(dist.isend, torch.ones(1), 1 - rank),
-                dist.P2POp(dist.irecv, torch.ones(1), 1 - rank)])[0].wait()
+            for work in dist.batch_isend_irecv([
+                    dist.P2POp(dist.isend, torch.ones(1), 1 - rank),
+                    dist.P2POp(dist.irecv, torch.ones(1), 1 - rank)]):
+                work.wait()
         dist.barrier()
     traces = mode.gather()
     if rank != 0:

@@ -7,6 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from hyper_parallel.core.dtensor.debug._call_records import placements_text
 from hyper_parallel.core.dtensor.debug._tensor_infos import tensor_info
 from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
 
 ROOT_NAME = "(root)"
 
@@ -41,6 +44,9 @@ class ModuleTracker:
         self._callback = callback
         self._listening = listening
         self._handles: list[Any] = []
+        # While installed: the hook of each module by its identity, and what ends the watch.
+        self._post_hooks: dict[int, Callable[..., None]] = {}
+        self._end_watch: Callable[[], None] = lambda: None
         # The forwards that have begun, and whether their beginning was told.
         self._open: ThreadList[tuple[str, bool]] = ThreadList()
 
@@ -54,13 +60,23 @@ class ModuleTracker:
                 module.register_forward_pre_hook(self._make_pre_hook(name), prepend=True))
             # Without always_call a module that raised would stay open, and its siblings' calls
             # would be told as its own.
-            self._handles.append(
-                module.register_forward_hook(self._make_post_hook(name), always_call=True))
+            post_hook = self._make_post_hook(name)
+            self._handles.append(module.register_forward_hook(post_hook, always_call=True))
+            self._post_hooks[id(module)] = post_hook
+        self._end_watch = platform.watch_interrupted_calls(self._on_interrupted)
 
     def uninstall(self) -> None:
         """Remove the hooks."""
+        self._end_watch()
         while self._handles:
             self._handles.pop().remove()
+        self._post_hooks.clear()
+
+    def _on_interrupted(self, module: Any) -> None:
+        """A KeyboardInterrupt or its like ended a module's call, and no hook did run."""
+        post_hook = self._post_hooks.get(id(module))
+        if post_hook is not None:
+            post_hook()
 
     def _make_pre_hook(self, name: str) -> Callable[..., None]:
         def pre_hook(*_: Any) -> None:

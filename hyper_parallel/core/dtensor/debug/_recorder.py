@@ -122,15 +122,18 @@ class Recorder(TraceReport):
             if heir is not None:
                 heir._on_op_dispatch_enter(op_name, op_call, args, kwargs)
             return
+        tree, record = self._tree, OpCall(op_name, operator=op_name)
         try:
-            tree = self._tree
-            record = OpCall(op_name, operator=op_name)
             tree.open(record, tree.innermost)
             tensors = tensors_in((*args, kwargs) if kwargs else args)
             record.input_infos = tensor_infos(tensors)
             record.carried_makers = tree.makers.among(tensors)
         except Exception as error:
             self._guard.report(error)
+        except BaseException:
+            # The operator will not begin, so that nobody would say that it ended.
+            tree.close(lambda one: one is record)
+            raise
 
     def _on_op_dispatch_exit(self, op_name: str, result: Any = None) -> None:
         try:

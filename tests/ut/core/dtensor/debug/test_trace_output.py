@@ -30,10 +30,10 @@ def fixture_mode() -> CommDebugMode:
                            TensorInfo((), "torch.int64")],
                 [TensorInfo((4, 16), "torch.float32", True, (Partial(),), (2,))])
     move = RedistributeCall((Partial(),), (Replicate(),), (4, 16), "forward", ("tp",), "linear",
-                            "1", call_site="model.py:7")
+                            argument="1", call_site="model.py:7")
     collective = CollectiveCall(
         ALL_REDUCE, 2, (4, 16), (4, 16), "torch.float32", "forward", 256, 256, 256, "tp", (0, 1),
-        "sum", "1", call_site="model.py:7", module="fc2", operator="linear")
+        "sum", argument="1", call_site="model.py:7", module="fc2", operator="linear")
     mode._tree.ledger.add(collective)
     move.children.append(collective)
     op.children.append(move)
