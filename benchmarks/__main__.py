@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-ONE_PROCESS = ("dispatch.py", "observer.py", "mesh.py", "trace_files.py")
+ONE_PROCESS = ("dispatch.py", "observer.py", "mesh.py", "redistribution.py", "trace_files.py")
 TWO_RANKS = ("mlp_step.py", "tracing.py")
 
 

@@ -18,15 +18,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass
-from functools import lru_cache
-from math import prod
+from functools import cached_property, lru_cache
+from math import inf, prod
 from typing import Iterator, Mapping, Sequence
 
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 
 
-# Above this the share of an all-to-all that a rank already holds is taken as 1 / ranks.
+# Above this a rank is taken to hold nothing of what it needs after an all-to-all.
 _MOST_RANKS_COUNTED = 1024
 
 
@@ -42,6 +42,11 @@ class Step:
     def size(self) -> int:
         """Number of ranks that take part."""
         return prod(self.source.device_mesh.mesh_shape[axis] for axis in self.axes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of this rank's group, in its order."""
+        return self.source.device_mesh.get_ranks_over_axes(self.axes)
 
     @property
     def wire(self) -> float:
@@ -87,15 +92,15 @@ class AllGather(Step):
 
 
 class AllToAll(Step):
-    """Every rank sends each other rank what that one needs of its block.
+    """Every rank gets what it lacks of its new block from a rank that holds it.
 
-    The axes are all ``Shard`` before and after, in any order and on any dims, so that blocks
-    before and after are a partition: a rank receives just what it lacks.
+    The axes are ``Shard`` or ``Replicate`` before and after, on any dims and in any order.  No
+    plan can send less than that.
     """
 
-    @property
+    @cached_property
     def wire(self) -> float:
-        return _lacking(self.source, self.target, self.axes) * fraction(self.source)
+        return _lacking(self.source, self.target, self.axes)
 
 
 class Slice(Step):
@@ -115,6 +120,40 @@ def fraction(layout: Layout) -> float:
     sizes = layout.device_mesh.mesh_shape
     return 1.0 / prod(sizes[axis] for axis, placement in enumerate(layout.placements)
                       if type(placement) is Shard)
+
+
+@dataclass(frozen=True)
+class RedistributionPlan:
+    """The steps of one tensor's way, as a user sees them.
+
+    Attributes:
+        steps: the steps in order; none where nothing has to be done.
+        shape: global shape of the tensor.
+        itemsize: bytes of an element.
+    """
+
+    steps: tuple[Step, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def collectives(self) -> int:
+        """Number of collectives."""
+        return sum(step.communicates for step in self.steps)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that a rank sends, by the ring formulas and for even parts."""
+        return wire_bytes(self.steps, prod(self.shape) * self.itemsize)
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "nothing to do"
+        whole = prod(self.shape) * self.itemsize
+        lines = [f"{step}, group {tuple(step.ranks)}, {wire_bytes((step,), whole)} bytes"
+                 if step.communicates else str(step) for step in self.steps]
+        return "\n".join((*lines, f"total: {self.collectives} collectives, "
+                                  f"{self.wire_bytes} bytes sent by a rank"))
 
 
 def wire_bytes(plan: Sequence[Step], nbytes: int) -> int:
@@ -155,6 +194,7 @@ def _shortest_path(source: Layout, target: Layout) -> tuple[Step, ...]:
     dims = {p.dim for p in (*source.placements, *target.placements) if type(p) is Shard}
     axes = [axis for axis, size in enumerate(source.device_mesh.mesh_shape) if size > 1]
     tie = itertools.count()
+    most = _direct_wire(source, target, axes)
     frontier: list[tuple] = [(0.0, 0, 0, next(tie), source, ())]
     done: set[Layout] = set()
     while frontier:
@@ -167,12 +207,22 @@ def _shortest_path(source: Layout, target: Layout) -> tuple[Step, ...]:
         for step in itertools.chain(
                 _reductions(layout, axes, target, dims), _gathers(layout, axes),
                 _local_steps(layout, axes, target, dims), _exchanges(layout, axes, target, dims)):
-            if step.target not in done:
-                # Rounding keeps equal sums of fractions equal, so that ties go to fewer launches.
+            # Rounding keeps equal sums of fractions equal, so that ties go to fewer launches.
+            cost = round(wire + step.wire, 12)
+            if cost <= most and step.target not in done:
                 heapq.heappush(frontier, (
-                    round(wire + step.wire, 12), launches + step.communicates, length + 1,
-                    next(tie), step.target, (*path, step)))
+                    cost, launches + step.communicates, length + 1, next(tie), step.target,
+                    (*path, step)))
     raise AssertionError(f"no path from {source!r} to {target!r}")
+
+
+def _direct_wire(source: Layout, target: Layout, axes: Sequence[int]) -> float:
+    """Bytes of the one exchange that leads to the target, which bounds the search."""
+    changed = tuple(axis for axis in axes if source.placements[axis] != target.placements[axis])
+    for group in (changed, tuple(axes)):
+        if _can_exchange(source, target, group):
+            return round(AllToAll(source, target, group).wire, 12)
+    return inf
 
 
 def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -216,44 +266,48 @@ def _local_steps(layout: Layout, axes: Sequence[int], target: Layout, dims: set[
 
 def _exchanges(layout: Layout, axes: Sequence[int], target: Layout, dims: set[int]
                ) -> Iterator[Step]:
-    sharded = [axis for axis in axes if type(layout.placements[axis]) is Shard]
-    for group in _subsets(sharded):
+    movable = [axis for axis in axes if type(layout.placements[axis]) is not Partial]
+    for group in _subsets(movable):
         for new in _exchange_targets(layout, group, target, dims):
-            if new is not layout and _same_outside(layout, new, group):
+            if new is not layout and _can_exchange(layout, new, group):
                 yield AllToAll(layout, new, group)
 
 
 def _exchange_targets(layout: Layout, group: tuple[int, ...], target: Layout, dims: set[int]
                       ) -> Iterator[Layout]:
-    """Layouts in which the axes of ``group`` are still shards: the target's, and moved dims."""
-    if len(group) == 1:
+    """Layouts in which the axes of ``group`` lie as in the target, if that is no summand there, and
+    other dims for one axis."""
+    if len(group) == 1 and type(layout.placements[group[0]]) is Shard:
         for dim in dims:
             yield layout.replaced({group[0]: Shard(dim)})
-    if all(type(target.placements[axis]) is Shard for axis in group):
-        changed = layout.replaced({axis: target.placements[axis] for axis in group})
-        order = {dim: _order_like(changed.axes_of(dim), target.axes_of(dim))
-                 for dim in changed.sharded_dims}
-        yield Layout(layout.device_mesh, changed.placements, order)
+    changed = layout.replaced({axis: target.placements[axis] for axis in group
+                               if type(target.placements[axis]) is not Partial})
+    order = {dim: _order_like(changed.axes_of(dim), target.axes_of(dim))
+             for dim in changed.sharded_dims}
+    yield Layout(layout.device_mesh, changed.placements, order)
 
 
 def _order_like(axes: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """``axes`` put in the order of ``wanted`` where that names just the same ones."""
-    return wanted if sorted(axes) == sorted(wanted) else axes
+    """``axes`` in the order of ``wanted``; those that have to go are the innermost ones."""
+    return (*(axis for axis in wanted if axis in axes),
+            *(axis for axis in axes if axis not in wanted))
 
 
-def _same_outside(before: Layout, after: Layout, group: tuple[int, ...]) -> bool:
+def _can_exchange(before: Layout, after: Layout, group: tuple[int, ...]) -> bool:
     """True when the ranks of one group together hold the same part before and after.
 
     That is so when the axes outside the group split their dims in the same order and lie
     outside of those of the group: then every group has its own block, cut in two ways.
     """
     for layout in (before, after):
+        if any(type(layout.placements[axis]) is Partial for axis in group):
+            return False
         for dim in layout.sharded_dims:
             members = [axis in group for axis in layout.axes_of(dim)]
             if members != sorted(members):
                 return False
     outside = [axis for axis in range(len(before.placements)) if axis not in group]
-    return all(
+    return all(before.placements[axis] == after.placements[axis] for axis in outside) and all(
         tuple(a for a in before.axes_of(dim) if a in outside)
         == tuple(a for a in after.axes_of(dim) if a in outside)
         for dim in {*before.sharded_dims, *after.sharded_dims})
@@ -264,21 +318,25 @@ def _all(layout: Layout, axes: Sequence[int], placement: Placement) -> Layout:
 
 
 def _lacking(source: Layout, target: Layout, axes: tuple[int, ...]) -> float:
-    """Part of a rank's new block that it does not hold yet: the mean over a group, even sizes."""
+    """What a rank does not hold yet of its new block, as a fraction of the global tensor.
+
+    It is the mean over the ranks of a group, for even sizes.
+    """
     sizes = source.device_mesh.mesh_shape
     ranks = prod(sizes[axis] for axis in axes)
-    if len(axes) == 1 or ranks > _MOST_RANKS_COUNTED:
-        return (ranks - 1) / ranks
+    needed = fraction(target)
+    if ranks > _MOST_RANKS_COUNTED:
+        return needed
     kept = 0.0
     for position in itertools.product(*(range(sizes[axis]) for axis in axes)):
         coordinate = dict(zip(axes, position))
-        overlap = float(ranks)
+        overlap = 1.0
         for dim in {*source.sharded_dims, *target.sharded_dims}:
             old = _interval(source, dim, ranks, coordinate)
             new = _interval(target, dim, ranks, coordinate)
-            overlap *= max(0, min(old[1], new[1]) - max(old[0], new[0])) / ranks
+            overlap *= max(0, min(old[1], new[1]) - max(old[0], new[0])) / (new[1] - new[0])
         kept += overlap
-    return 1.0 - kept / ranks
+    return needed * (1.0 - kept / ranks)
 
 
 def _interval(layout: Layout, dim: int, size: int, coordinate: Mapping[int, int]

@@ -17,21 +17,17 @@ gradient is only its own contribution.
 """
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
-from math import prod
 from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
 from hyper_parallel.core.dtensor._redistribute_plan import (
-    AllGather, AllReduce, AllToAll, KeepFirst, PlaceInZeros, ReduceScatter, Slice, Step,
-    plan_redistribution)
+    AllGather, AllReduce, Step, plan_redistribution)
+from hyper_parallel.core.dtensor._run_steps import compile_step
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
-
-LocalFunction = Callable[[Any], Any]
 
 
 class OperandUse(NamedTuple):
@@ -104,7 +100,7 @@ class Move:
         self.steps = plan_redistribution(layout, target)
         self.all_steps = (*self._reduce_first, *self.steps)
         self.gathers = any(isinstance(step, AllGather) for step in self.steps)
-        self._run_steps = tuple(_COMPILE[type(step)](step, source.shape) for step in self.steps)
+        self._run_steps = tuple(compile_step(step, source.shape) for step in self.steps)
         self._backward: Optional[Move] = None
         self._scale = _average_scale(layout, target)
 
@@ -153,7 +149,7 @@ class Move:
         if self._reduce_first:
             local = platform.undress(local)
         for step in self._reduce_first:
-            local = _compile_all_reduce(step, self.source.shape)(local)
+            local = compile_step(step, self.source.shape)(local)
         if not platform.needs_gradient(local):
             return self._run(local)
         return platform.apply_with_gradient(
@@ -254,183 +250,3 @@ def _average_scale(source: Layout, target: Layout) -> float:
             if after == Partial("avg"):
                 scale *= sizes[axis]
     return scale
-
-
-# --- One compiler a step: everything that depends only on the shape is worked out here. ---------
-
-
-def _coordinates_of_group(step: Step) -> list[tuple[int, ...]]:
-    """Mesh coordinates of the ranks that take part, in the order of the group."""
-    mesh = step.source.device_mesh
-    own = list(mesh.get_coordinate())
-    ranges = (range(mesh.mesh_shape[axis]) for axis in step.axes)
-    coordinates = []
-    for position in itertools.product(*ranges):
-        for axis, index in zip(step.axes, position):
-            own[axis] = index
-        coordinates.append(tuple(own))
-    return coordinates
-
-
-def _group(step: Step) -> Any:
-    return step.source.device_mesh.get_group_over_axes(step.axes)
-
-
-def _changed_dim(step: Step, layout: Layout) -> int:
-    return layout.placements[step.axes[0]].dim
-
-
-def _compile_all_reduce(step: Step, shape: Sequence[int]) -> LocalFunction:
-    del shape
-    op = step.source.placements[step.axes[0]].reduce_op
-    return lambda local: platform.differentiable_all_reduce(local, op, _group(step))
-
-
-def _piece_lengths(step: Step, layout: Layout, dim: int, shape: Sequence[int]) -> list[int]:
-    return [layout.local_shape(shape, coordinate)[dim]
-            for coordinate in _coordinates_of_group(step)]
-
-
-def _compile_all_gather(step: Step, shape: Sequence[int]) -> LocalFunction:
-    dim = _changed_dim(step, step.source)
-    lengths = _piece_lengths(step, step.source, dim, shape)
-    own = step.source.local_shape(shape)[dim]
-    longest, count, total = max(lengths), len(lengths), sum(lengths)
-
-    def run(local: Any) -> Any:
-        if own < longest:
-            local = platform.pad_end(local, dim, longest - own)
-        whole = platform.differentiable_all_gather_concat(local, _group(step), count, dim)
-        if total == longest * count:
-            return whole
-        pieces = [platform.narrow(whole, dim, index * longest, length)
-                  for index, length in enumerate(lengths) if length]
-        return platform.concat(pieces, dim) if pieces else platform.narrow(whole, dim, 0, 0)
-
-    return run
-
-
-def _compile_reduce_scatter(step: Step, shape: Sequence[int]) -> LocalFunction:
-    dim = _changed_dim(step, step.target)
-    op = step.source.placements[step.axes[0]].reduce_op
-    lengths = _piece_lengths(step, step.target, dim, shape)
-    own = step.target.local_shape(shape)[dim]
-    longest, count = max(lengths), len(lengths)
-    starts = list(itertools.accumulate([0, *lengths]))
-
-    def run(local: Any) -> Any:
-        if sum(lengths) < longest * count:
-            pieces = [platform.pad_end(platform.narrow(local, dim, start, length), dim,
-                                       longest - length)
-                      for start, length in zip(starts, lengths)]
-            local = platform.concat(pieces, dim)
-        part = platform.differentiable_reduce_scatter(local, count, dim, op, _group(step))
-        return part if own == longest else platform.narrow(part, dim, 0, own)
-
-    return run
-
-
-def _compile_slice(step: Step, shape: Sequence[int]) -> LocalFunction:
-    dim = _changed_dim(step, step.target)
-    old = step.source.local_bounds(shape)[dim]
-    start, length = step.target.local_bounds(shape)[dim]
-
-    def run(local: Any) -> Any:
-        # A copy, so that writing to the part never changes the whole, nor keeps it in memory.
-        return platform.narrow(local, dim, start - old[0], length).clone()
-
-    return run
-
-
-def _compile_keep_first(step: Step, shape: Sequence[int]) -> LocalFunction:
-    del shape
-    op = step.target.placements[step.axes[0]].reduce_op
-    first = step.source.device_mesh.get_coordinate()[step.axes[0]] == 0
-    if first or op in ("avg", "max", "min"):
-        return lambda local: local
-    if op == "product":
-        return lambda local: platform.zeros_like(local) + 1
-    return platform.zeros_like
-
-
-def _compile_place_in_zeros(step: Step, shape: Sequence[int]) -> LocalFunction:
-    before = step.source.local_bounds(shape)
-    after = step.target.local_bounds(shape)
-    whole = tuple(length for _, length in after)
-    place = tuple(slice(old[0] - new[0], old[0] - new[0] + old[1])
-                  for old, new in zip(before, after))
-
-    def run(local: Any) -> Any:
-        result = local.new_zeros(whole)
-        result[place] = local
-        return result
-
-    return run
-
-
-def _compile_all_to_all(step: Step, shape: Sequence[int]) -> LocalFunction:
-    coordinates = _coordinates_of_group(step)
-    before = step.source.local_bounds(shape)
-    after = step.target.local_bounds(shape)
-    sent = [_overlap(before, step.target.local_bounds(shape, other)) for other in coordinates]
-    received = [_overlap(after, step.source.local_bounds(shape, other)) for other in coordinates]
-    result_shape = tuple(length for _, length in after)
-    sent_sizes = [_numel(block) for block in sent]
-    received_sizes = [_numel(block) for block in received]
-    # All ranks of the group must choose the same collective: on one axis the blocks outside of it
-    # are the same for all of them.
-    even = len(step.axes) == 1 and all(
-        bounds[_changed_dim(step, layout)][1] % step.size == 0
-        for bounds, layout in ((after, step.source), (before, step.target)))
-
-    def run(local: Any) -> Any:
-        flat = platform.concat(
-            [local[_slices(block, before)].reshape((-1,)) for block in sent], 0)
-        if even:
-            flat = platform.differentiable_all_to_all(flat, tuple(flat.shape), _group(step))
-        else:
-            flat = platform.differentiable_all_to_all_single(
-                flat, sent_sizes, received_sizes, _group(step))
-        result = local.new_zeros(result_shape)
-        start = 0
-        for block, size in zip(received, received_sizes):
-            if size:
-                piece = platform.narrow(flat, 0, start, size)
-                result[_slices(block, after)] = piece.reshape(
-                    tuple(length for _, length in block))
-                start += size
-        return result
-
-    return run
-
-
-def _overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]
-             ) -> tuple[tuple[int, int], ...]:
-    """The block that two blocks share, each given by (start, length) a dim."""
-    shared = []
-    for (start, length), (other_start, other_length) in zip(one, other):
-        low = max(start, other_start)
-        shared.append((low, max(0, min(start + length, other_start + other_length) - low)))
-    return tuple(shared)
-
-
-def _numel(block: Sequence[tuple[int, int]]) -> int:
-    return prod(length for _, length in block)
-
-
-def _slices(block: Sequence[tuple[int, int]], inside: Sequence[tuple[int, int]]
-            ) -> tuple[slice, ...]:
-    """Index of ``block`` within the local tensor that covers ``inside``."""
-    return tuple(slice(start - origin, start - origin + length) if length else slice(0, 0)
-                 for (start, length), (origin, _) in zip(block, inside))
-
-
-_COMPILE: dict[type, Callable[[Step, Sequence[int]], LocalFunction]] = {
-    AllReduce: _compile_all_reduce,
-    AllGather: _compile_all_gather,
-    ReduceScatter: _compile_reduce_scatter,
-    AllToAll: _compile_all_to_all,
-    Slice: _compile_slice,
-    KeepFirst: _compile_keep_first,
-    PlaceInZeros: _compile_place_in_zeros,
-}

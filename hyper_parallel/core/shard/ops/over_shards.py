@@ -148,9 +148,6 @@ def _reduce_parts(x: DTensor, local: Any, dims: Sequence[int], op: str) -> DTens
 
 
 def _best(x: DTensor, dims: Sequence[int], op: str) -> DTensor:
-    if not all(x.shape[dim] for dim in dims):
-        raise IndexError(f"the {op}imum over dims {tuple(dims)} of a tensor of shape "
-                         f"{tuple(x.shape)} does not exist, since they have no elements.")
     return _reduce_parts(x, platform.undress(x.detach()), dims, op)
 
 

@@ -66,7 +66,9 @@ def _mean(call: Call) -> Rule:
 
 
 def _sharded(call: Call, dims: Sequence[int]) -> bool:
-    return any(call.specs[0].layout.axes_of(dim) for dim in dims)
+    """Whether the reduction spans shards; where there are no elements the kernel has to say so."""
+    return any(call.specs[0].layout.axes_of(dim) for dim in dims) and \
+        all(call.shapes[0][dim] for dim in dims)
 
 
 @rule_for("prod any all count_nonzero")
