@@ -53,7 +53,8 @@ class DeviceMesh(PicturedMesh):
     """
 
     def __init__(self, mesh: Union[Tensor, list, np.ndarray], alias_name: tuple[str, ...]) -> None:
-        ranks = checks.check_ranks(_as_array(mesh))
+        ranks = checks.check_ranks(platform.tensor_to_numpy(mesh) if isinstance(mesh, Tensor)
+                                   else checks.as_array(mesh))
         checks.check_names(alias_name, ranks.ndim)
         _check_world(ranks)
         super().__init__(ranks, alias_name, _runtime.generation())
@@ -220,6 +221,10 @@ class DeviceMesh(PicturedMesh):
             RuntimeError: see :meth:`get_group`.
             ValueError: this process is not in the mesh.
         """
+        return self._group_of(self.get_ranks_over_axes(axes))
+
+    def get_ranks_over_axes(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """The ranks of :meth:`get_group_over_axes`; no group is made."""
         axes = tuple(axes)
         rank = self._rank_here()
         if axes not in self._cache_ranks_over_axes:
@@ -230,7 +235,7 @@ class DeviceMesh(PicturedMesh):
             part = root._along(sorted(inner), root._locate(rank))
             order = [sorted(inner).index(root_axis) for root_axis in inner]
             self._cache_ranks_over_axes[axes] = tuple(part.transpose(order).reshape(-1).tolist())
-        return self._group_of(self._cache_ranks_over_axes[axes])
+        return self._cache_ranks_over_axes[axes]
 
     def _group_of(self, ranks: tuple[int, ...]) -> Any:
         """The group of ``ranks``, this process among them, made at the first call."""
@@ -436,12 +441,6 @@ def _restore(ranks: np.ndarray, names: tuple[str, ...],
 def _separate(ndim: int) -> _Axes:
     """The axes of a root mesh: each is made of itself."""
     return tuple((axis,) for axis in range(ndim))
-
-
-def _as_array(mesh: Any) -> np.ndarray:
-    if isinstance(mesh, Tensor):
-        return platform.tensor_to_numpy(mesh)
-    return checks.as_array(mesh)
 
 
 def _check_world(ranks: np.ndarray) -> None:

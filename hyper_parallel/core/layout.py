@@ -132,6 +132,23 @@ class Layout:
             order[dim] = (*kept, *(a for a in default if a not in kept))
         return Layout(self.device_mesh, placements, order)
 
+    def on_root(self) -> "Layout":
+        """The layout on the root mesh that places the parts alike, where sizes divide evenly.
+
+        An axis that the mesh does not have is ``Replicate``, a flattened axis is the axes that it
+        is made of.
+        """
+        mesh, root = self.device_mesh, self.device_mesh.root_mesh
+        if mesh is root:
+            return self
+        placements: list[Placement] = [_REPLICATE] * root.ndim
+        for placement, axes in zip(self.placements, mesh._axes):
+            for axis in axes:
+                placements[axis] = placement
+        order = {dim: [axis for own in axes for axis in mesh._axes[own]]
+                 for dim, axes in self._axes_of_dim.items()}
+        return Layout(root, placements, order)
+
     def for_ndim(self, ndim: int) -> "Layout":
         """The layout with negative dims made positive for a tensor of ``ndim`` dims.
 

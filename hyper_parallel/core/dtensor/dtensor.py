@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
+from math import prod
 from typing import Any, Iterator, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor import tensor_redistribution
-from hyper_parallel.core.dtensor.tensor_redistribution import plan_move, redistribute
+from hyper_parallel.core.dtensor._redistribute_plan import RedistributionPlan
+from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move, redistribute
 from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds, own_coordinate
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
@@ -103,35 +105,44 @@ class DTensor(platform.DTensorBase):
         """The same tensor in another layout.
 
         Args:
-            device_mesh: accepted as in PyTorch; it must be the tensor's own.
-            placements: the placements wanted, one for each axis.
+            device_mesh: the mesh wanted, by default the tensor's own; a sub-mesh or a flattened
+                mesh of the same root is another one. Along axes that one of the two does not
+                have, the tensor is replicated.
+            placements: the placements wanted, one for each axis of that mesh.
             async_op: accepted as in PyTorch; the result may be used at once either way.
             shard_order: order in which axes split a shared dim; see :class:`Layout`.
 
         Raises:
-            ValueError: no placements, another mesh, or a dim that the tensor does not have.
+            ValueError: no placements, a mesh of another root, or a dim that the tensor does not
+                have.
         """
         del async_op
-        if device_mesh is not None and device_mesh != self.device_mesh:
-            raise ValueError(f"redistribute stays on the tensor's mesh {self.device_mesh!r}, but "
-                             f"got {device_mesh!r}; gather with full_tensor() and distribute "
-                             "again on the other mesh.")
-        if placements is None:
-            raise ValueError("redistribute needs placements, one for each of the axes "
-                             f"{self.device_mesh.alias_name}; the tensor has {self.placements}.")
         spec = self._spec
-        if shard_order is None:
-            target = _redistributed_spec(spec, _hashable(placements))
-        else:
-            target = TensorSpec(Layout(self.device_mesh, placements, shard_order), spec.shape)
+        target = _target_spec(spec, device_mesh, placements, shard_order)
         if target is spec:
             return platform.dress(platform.undress(self), DTensor, spec)
+        if target.layout.device_mesh != self.device_mesh:
+            return _to_other_mesh(self, target)
         move = plan_move(spec, target.layout, target.layout.dual)
         result = platform.dress(move(self), DTensor, target)
         if move.gathers and platform.needs_gradient(result):
             # A use of the result that varies reduces and scatters its gradient straight to here.
             result._gathered_from = self
         return result
+
+    def plan_to(self, placements: Placements, device_mesh: Optional[DeviceMesh] = None, *,
+                shard_order: Optional[Any] = None) -> RedistributionPlan:
+        """What ``redistribute`` with the same arguments would do; nothing is sent.
+
+        Printing the plan shows the steps, their groups, and the bytes that this rank sends.
+
+        Raises:
+            ValueError: see :meth:`redistribute`.
+        """
+        target = _target_spec(self._spec, device_mesh, placements, shard_order)
+        moves = _moves_to(self._spec, target)
+        steps = tuple(step for move in moves for step in move.all_steps)
+        return RedistributionPlan(steps, tuple(self.shape), self.itemsize)
 
     @staticmethod
     def _local_gradient(grad: Any, spec: TensorSpec) -> Any:
@@ -263,9 +274,54 @@ def _hashable(placements: Any) -> Any:
     return tuple(placements) if isinstance(placements, list) else placements
 
 
+def _target_spec(spec: TensorSpec, mesh: Optional[DeviceMesh], placements: Optional[Placements],
+                 shard_order: Optional[Any]) -> TensorSpec:
+    mesh = spec.layout.device_mesh if mesh is None else mesh
+    if placements is None:
+        raise ValueError("redistribute needs placements, one for each of the axes "
+                         f"{mesh.alias_name}; the tensor has {spec.layout.placements}.")
+    if shard_order is None:
+        return _spec_with(mesh, spec.shape, _hashable(placements))
+    return TensorSpec(Layout(mesh, placements, shard_order), spec.shape)
+
+
 @lru_cache(maxsize=4096)
-def _redistributed_spec(spec: TensorSpec, placements: Placements) -> TensorSpec:
-    return TensorSpec(Layout(spec.layout.device_mesh, placements), spec.shape)
+def _spec_with(mesh: DeviceMesh, shape: Sequence[int], placements: Placements) -> TensorSpec:
+    return TensorSpec(Layout(mesh, placements), shape)
+
+
+def _to_other_mesh(tensor: DTensor, target: TensorSpec) -> DTensor:
+    """Move ``tensor`` to a mesh of the same root."""
+    local: Any = tensor
+    for move in _moves_to(tensor._spec, target):
+        local = move(local)
+    return platform.dress(platform.undress(local) if local is tensor else local, DTensor, target)
+
+
+@lru_cache(maxsize=4096)
+def _moves_to(spec: TensorSpec, target: TensorSpec) -> tuple[Move, ...]:
+    """The moves between two specs, by way of the root mesh where their meshes differ."""
+    shape, before, after = spec.shape, spec.layout, target.layout
+    if before.device_mesh == after.device_mesh:
+        return (plan_move(spec, after, after.dual),)
+    if before.device_mesh.root_mesh != after.device_mesh.root_mesh:
+        raise ValueError(
+            f"a tensor moves between meshes of one root, but it is on {before.device_mesh!r} and "
+            f"{after.device_mesh!r} is of another; gather it with full_tensor() and distribute it "
+            "again on the other mesh.")
+    own_coordinate(after.device_mesh)
+    ways = (before, _divided_by_root(before, shape), _divided_by_root(after, shape), after)
+    return tuple(plan_move(TensorSpec(one, shape), other, other.dual) for one, other in (
+        ways[:2], (ways[1].on_root(), ways[2].on_root()), ways[2:]) if one is not other)
+
+
+def _divided_by_root(layout: Layout, shape: Sequence[int]) -> Layout:
+    """``layout`` without the flattened axes that cut a dim otherwise than their parts would."""
+    sizes = layout.device_mesh.mesh_shape
+    return layout.replaced({
+        axis: Replicate() for dim in layout.sharded_dims for axis in layout.axes_of(dim)
+        if shape[dim] % prod(sizes[other] for other in layout.axes_of(dim))
+        and any(len(layout.device_mesh._axes[other]) > 1 for other in layout.axes_of(dim))})
 
 
 @lru_cache(maxsize=4096)
