@@ -26,6 +26,8 @@ from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 
 
+# Fractions below this are rounding errors.
+_NOTHING = 1e-12
 # Above this a rank is taken to hold nothing of what it needs after an all-to-all.
 _MOST_RANKS_COUNTED = 1024
 
@@ -54,9 +56,14 @@ class Step:
         return 0.0
 
     @property
+    def length(self) -> int:
+        """How many steps this one counts for where plans send the same."""
+        return 1
+
+    @property
     def communicates(self) -> bool:
         """True when the step issues a collective."""
-        return self.wire > 0
+        return self.wire > _NOTHING
 
     def __str__(self) -> str:
         names = self.source.device_mesh.alias_name
@@ -101,6 +108,10 @@ class AllToAll(Step):
     @cached_property
     def wire(self) -> float:
         return _lacking(self.source, self.target, self.axes)
+
+    @property
+    def length(self) -> int:
+        return 2 * len(self.source.placements)
 
 
 class Slice(Step):
@@ -190,7 +201,11 @@ def plan_redistribution(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def _shortest_path(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Dijkstra over the layouts reachable by steps; cost is (bytes, collectives, steps)."""
+    """Dijkstra over the layouts reachable by steps.
+
+    The cost is (bytes, collectives, steps), where an exchange counts as many steps: at equal bytes
+    an all-gather is the quicker one.
+    """
     dims = {p.dim for p in (*source.placements, *target.placements) if type(p) is Shard}
     axes = [axis for axis, size in enumerate(source.device_mesh.mesh_shape) if size > 1]
     tie = itertools.count()
@@ -211,8 +226,8 @@ def _shortest_path(source: Layout, target: Layout) -> tuple[Step, ...]:
             cost = round(wire + step.wire, 12)
             if cost <= most and step.target not in done:
                 heapq.heappush(frontier, (
-                    cost, launches + step.communicates, length + 1, next(tie), step.target,
-                    (*path, step)))
+                    cost, launches + step.communicates, length + step.length, next(tie),
+                    step.target, (*path, step)))
     raise AssertionError(f"no path from {source!r} to {target!r}")
 
 
@@ -270,7 +285,9 @@ def _exchanges(layout: Layout, axes: Sequence[int], target: Layout, dims: set[in
     for group in _subsets(movable):
         for new in _exchange_targets(layout, group, target, dims):
             if new is not layout and _can_exchange(layout, new, group):
-                yield AllToAll(layout, new, group)
+                step = AllToAll(layout, new, group)
+                if step.communicates:  # else slicing does it
+                    yield step
 
 
 def _exchange_targets(layout: Layout, group: tuple[int, ...], target: Layout, dims: set[int]
