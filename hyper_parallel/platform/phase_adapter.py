@@ -1,5 +1,6 @@
 """What the library needs to know of a framework's autograd: where in a training step it is."""
 from abc import ABC, abstractmethod
+from typing import Any
 
 
 class PhaseAdapter(ABC):
@@ -14,3 +15,13 @@ class PhaseAdapter(ABC):
     @abstractmethod
     def records_gradients() -> bool:
         """Whether what is computed now is recorded for a backward pass."""
+
+    @staticmethod
+    @abstractmethod
+    def mark_backward(result: Any, origin: object) -> None:
+        """Remember ``origin`` in the backward of the operation that just gave ``result``."""
+
+    @staticmethod
+    @abstractmethod
+    def backward_origin() -> object:
+        """What :meth:`mark_backward` left in the operation whose backward runs now, or None."""

@@ -150,6 +150,8 @@ class Move:
             local = platform.undress(local)
         for step in self._reduce_first:
             local = compile_step(step, self.source.shape)(local)
+            if origin is not None:
+                platform.mark_backward(local, origin)
         if not platform.needs_gradient(local):
             return self._run(local)
         return platform.apply_with_gradient(

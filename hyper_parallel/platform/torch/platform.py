@@ -25,6 +25,7 @@ from hyper_parallel.platform.torch.solo_group import FinishedWork
 Tensor = torch.Tensor
 Group = groups.Group
 _Splits = Optional[Sequence[int]]
+_ORIGIN = "hyper_parallel_origin"
 
 
 def _dim(tensor: Tensor, dim: int) -> int:
@@ -191,6 +192,16 @@ class TorchPlatform(Platform):
     @staticmethod
     def in_backward() -> bool:
         return torch._C._current_graph_task_id() != -1
+
+    @staticmethod
+    def mark_backward(result: Tensor, origin: object) -> None:
+        if result.grad_fn is not None:
+            result.grad_fn.metadata[_ORIGIN] = origin
+
+    @staticmethod
+    def backward_origin() -> object:
+        node = torch._C._current_autograd_node()
+        return None if node is None else node.metadata.get(_ORIGIN)
 
     @staticmethod
     def records_gradients() -> bool:

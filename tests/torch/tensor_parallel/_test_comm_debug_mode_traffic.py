@@ -183,6 +183,34 @@ def test_backward_of_a_forward_that_was_not_traced() -> None:
         ("backward", "unknown", "unknown")}
 
 
+def test_gradients_that_depend_on_the_values() -> None:
+    """Those of a product and an extremum communicate too, and belong where the sum was finished."""
+    mesh = init_device_mesh((4,), ("tp",))
+    for op in ("product", "max", "min"):
+        x = DTensor.from_local(torch.arange(3.0) + mesh.rank, mesh, [Partial(op)]).requires_grad_()
+        with CommDebugMode() as mode:
+            y = (x * 1.0).redistribute(placements=[Replicate()]) if op == "product" else \
+                x.redistribute(placements=[Replicate()])
+            line = inspect.currentframe().f_lineno
+            y.sum().backward()
+        _, gradient = records(mode, CollectiveCall)
+        assert (gradient.phase, gradient.module, gradient.axis) == ("backward", None, "tp")
+        assert line - 2 <= int(gradient.call_site.rpartition(":")[2]) < line
+        assert_all_sums_agree(mode)
+    x = spread((8, 3), Shard(0)).requires_grad_()
+    with CommDebugMode() as mode:
+        total = x.prod(0).sum()
+        total.full_tensor()
+    _on_thread(total.backward)
+    with CommDebugMode() as mode:
+        total = x.prod(0).sum()
+        _on_thread(total.backward)
+    for gradient in records(mode, CollectiveCall):
+        assert gradient.operator == "prod", gradient
+    assert {record.phase for record in records(mode, CollectiveCall)} == {"forward", "backward"}
+    assert_all_sums_agree(mode)
+
+
 def _on_thread(work: Any) -> None:
     thread = threading.Thread(target=work)
     thread.start()

@@ -75,9 +75,9 @@ class CallTree:
                 return record
         return None
 
-    def add_collective(self, record: CollectiveCall) -> None:
-        """Put a collective under the innermost open record and count it."""
-        self._attach(record, self.innermost)
+    def add_collective(self, record: CollectiveCall, owner: DebugCall | None = None) -> None:
+        """Put a collective under its owner, by default the innermost open record, and count it."""
+        self._attach(record, owner or self.innermost)
         name = record.collective_type
         with self._lock:
             # A trace has few groups, and each may have thousands of ranks.

@@ -20,6 +20,7 @@ from hyper_parallel.core.dtensor.debug._call_records import (
     RedistributeCall,
     TensorInfo,
 )
+from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.platform.call_site import find_call_site, in_optimizer
 from hyper_parallel.core.dtensor.debug._call_tree import CallTree, inherit
 from hyper_parallel.core.dtensor.debug._error_guard import ErrorGuard
@@ -58,6 +59,7 @@ class TracedMove:
         use: the argument that it is for; None where no operator asked for it.
         call_site: the program's line.
         module, operator: whose it is, for a trace that does not hold the owner.
+        mesh: the mesh that it moves on.
     """
 
     recorder: Recorder
@@ -68,6 +70,7 @@ class TracedMove:
     call_site: str | None
     module: str | None
     operator: str | None
+    mesh: DeviceMesh | None = None
 
 
 class Recorder(TraceReport):
@@ -197,20 +200,20 @@ class Recorder(TraceReport):
         """Put a collective that took so long, and has just ended, into the tree."""
         record.duration = seconds
         record.timestamp -= seconds
-        self._place(record)
-        self._tree.add_collective(record)
+        owner = self._place(record)
+        self._tree.add_collective(record, owner)
 
     def _check(self, record: CollectiveCall, group: Any) -> None:
         """Compare what is about to be issued with what the other ranks are about to issue."""
         if self._verifier is not None:
             with self._guard:
-                self._place(record)
-                if self._tree.innermost is not None:
-                    inherit(record, self._tree.innermost)
+                owner = self._place(record) or self._tree.innermost
+                if owner is not None:
+                    inherit(record, owner)
             self._verifier.check(record, group)
 
-    def _place(self, record: CollectiveCall) -> None:
-        """Say why a collective happens, from what is open around it."""
+    def _place(self, record: CollectiveCall) -> DebugCall | None:
+        """Say why a collective happens; gives its owner where that is not what is open around."""
         around = self._tree.innermost
         if isinstance(around, RedistributeCall):
             record.phase, record.call_site = around.phase, around.call_site
@@ -218,12 +221,31 @@ class Recorder(TraceReport):
                 record.argument = around.argument
             if record.ranks:
                 record.axis = axis_of(around.mesh, record.ranks)
-            return
+            return None
         record.axis = axis_anywhere(record.ranks) if record.ranks else None
         record.phase = self._phase(around)
         record.call_site = find_call_site()
         if around is None and record.phase == BACKWARD:
-            record.module = record.operator = UNKNOWN
+            return self._place_by_node(record)
+        return None
+
+    def _place_by_node(self, record: CollectiveCall) -> DebugCall | None:
+        """Say whose gradient needs a collective of which only the running node tells.
+
+        So it is where a reduction's gradient depends on the values, as for a product.
+        """
+        origin = platform.backward_origin()
+        if isinstance(origin, TracedMove):
+            record.module, record.operator = origin.module, origin.operator
+            record.argument = origin.use and origin.use.argument
+            record.call_site = origin.call_site
+            if record.ranks and origin.mesh is not None:
+                record.axis = axis_of(origin.mesh, record.ranks)
+            return origin.owner if origin.tree is self._tree else None
+        record.module = self._module_beside(origin)
+        record.operator = UNKNOWN if origin is None else origin.operator
+        record.argument = origin and origin.argument
+        return None
 
     @staticmethod
     def _phase(owner: DebugCall | None) -> str:
@@ -265,7 +287,7 @@ class Recorder(TraceReport):
         if use is None and isinstance(around, OpCall):
             use = OperandUse(around.op_name, None)  # a detour of the operator
         move = TracedMove(self, tree, owner, None, use, find_call_site(),
-                          owner and owner.module, owner and owner.operator)
+                          owner and owner.module, owner and owner.operator, source.device_mesh)
         if steps:
             self._open_move(move, source, target, shape, self._phase(owner))
         return move
