@@ -19,8 +19,8 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from hyper_parallel.core import _mesh_input as checks
-from hyper_parallel.core._mesh_picture import PicturedMesh
 from hyper_parallel.core._mesh_topology import MeshTopology
+from hyper_parallel.core._mesh_translation import TranslatedMesh
 from hyper_parallel.platform import get_platform
 
 # What topology needs: get_rank, create_group and tensor_to_numpy. Tests put a mock here.
@@ -38,7 +38,7 @@ _DEVICE_MESH_MAP: dict[tuple, "DeviceMesh"] = {}
 _Axes = tuple[tuple[int, ...], ...]
 
 
-class DeviceMesh(PicturedMesh):
+class DeviceMesh(TranslatedMesh):
     """Ranks in a grid with named axes.
 
     Args:

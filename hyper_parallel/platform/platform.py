@@ -21,10 +21,11 @@ import numpy as np
 from hyper_parallel.platform.module_adapter import ModuleAdapter
 from hyper_parallel.platform.phase_adapter import PhaseAdapter
 from hyper_parallel.platform.traffic_adapter import TrafficAdapter
+from hyper_parallel.platform.translation_adapter import TranslationAdapter
 from hyper_parallel.platform.value_adapter import ValueAdapter
 
 
-class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, ValueAdapter):
+class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, ValueAdapter):
     """The operations that layers 2 to 6 may ask of a framework."""
 
     Tensor: type

@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move, r
 from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds, own_coordinate
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.translation_adapter import NativeTensor
 
 platform = get_platform()
 
@@ -79,6 +80,42 @@ class DTensor(platform.DTensorBase):
             wanted = _layout(device_mesh, grad_placements, len(spec.shape))
             local = _with_gradient_as(local, spec.layout.dual, wanted, spec.shape)
         return platform.dress(local, DTensor, spec)
+
+    @staticmethod
+    def from_torch(tensor: Any) -> "DTensor":
+        """A ``torch.distributed.tensor.DTensor`` as one of this library; nothing is copied or sent.
+
+        Gradients flow back into it.
+
+        Raises:
+            TypeError: ``tensor`` is another thing.
+            ValueError: a placement without a counterpart.
+        """
+        native = platform.read_native_tensor(tensor)
+        kinds = {"shard": Shard, "replicate": lambda _: Replicate(), "partial": Partial}
+        return DTensor.from_local(
+            native.local, DeviceMesh.from_torch(native.mesh),
+            [kinds[kind](value) for kind, value in native.placements], shape=native.shape)
+
+    def to_torch(self) -> Any:
+        """The tensor as a ``torch.distributed.tensor.DTensor``; nothing is copied or sent.
+
+        Gradients flow back into this one. All ranks of the mesh have to call it, since PyTorch's
+        mesh needs the groups of all axes.
+
+        Raises:
+            ValueError: axes that split a dim in another than mesh order, or a mesh that PyTorch
+                does not have; see :meth:`DeviceMesh.to_torch`.
+        """
+        if self.layout.shard_order:
+            raise ValueError(f"PyTorch's DTensor splits dims in mesh order, but this one lies as "
+                             f"{self.layout!r}; redistribute it before.")
+        placements = tuple(
+            ("shard", placement.dim) if isinstance(placement, Shard) else
+            ("partial", placement.reduce_op) if isinstance(placement, Partial) else
+            ("replicate", None) for placement in self.placements)
+        return platform.build_native_tensor(NativeTensor(
+            platform.undress(self), self.device_mesh.to_torch(), placements, tuple(self.shape)))
 
     def to_local(self, *, grad_placements: Optional[Placements] = None) -> Any:
         """This rank's part as a plain tensor, an alias in the same graph.

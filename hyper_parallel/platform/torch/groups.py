@@ -239,6 +239,12 @@ def create_group(rank_list: Sequence[int]) -> Group:
         return group
 
 
+def adopt_group(ranks: tuple[int, ...], group: Group) -> None:
+    """Let a group that somebody else made be the one of ``ranks``, if it keeps their order."""
+    if len(ranks) > 1 and get_group_ranks(group) == ranks:
+        _life_or_start(ranks).groups.setdefault(ranks, group)
+
+
 def _checked_ranks(rank_list: Sequence[int]) -> tuple[int, ...]:
     try:
         ranks = tuple(operator.index(rank) for rank in rank_list)

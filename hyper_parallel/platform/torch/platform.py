@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, groups, modules, random, values)
+    autograd_overrides, collectives, dtensor_base, groups, modules, random, translation, values)
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
 from hyper_parallel.platform.torch.native_calls import watch_native
@@ -159,6 +159,10 @@ class TorchPlatform(Platform):
     seeded = staticmethod(random.seeded)
 
     watch_native = staticmethod(watch_native)
+    read_native_mesh = staticmethod(translation.read_native_mesh)
+    build_native_mesh = staticmethod(translation.build_native_mesh)
+    read_native_tensor = staticmethod(translation.read_native_tensor)
+    build_native_tensor = staticmethod(translation.build_native_tensor)
     board_of = staticmethod(board_of)
 
     get_rank = staticmethod(groups.get_rank)
