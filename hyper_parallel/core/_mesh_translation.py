@@ -1,8 +1,6 @@
 """The part of a device mesh that converts it from and to PyTorch's own."""
 from typing import Any, Callable, Optional
 
-import numpy as np
-
 from hyper_parallel.core._mesh_picture import PicturedMesh
 from hyper_parallel.platform import get_platform
 
@@ -15,6 +13,7 @@ class TranslatedMesh(PicturedMesh):
     """
 
     get_group: Callable[..., Any]
+    _of_ranks: Callable[..., "TranslatedMesh"]
     _native_mesh: Optional[Any] = None
 
     @classmethod
@@ -27,9 +26,8 @@ class TranslatedMesh(PicturedMesh):
             TypeError: ``mesh`` is another thing.
         """
         ranks, names = get_platform().read_native_mesh(mesh)
-        if names is None:
-            names = tuple(f"dim{axis}" for axis in range(ranks.ndim))
-        return cls(np.asarray(ranks), tuple(names))
+        names = names or tuple(f"dim{axis}" for axis in range(ranks.ndim))
+        return cls._of_ranks(ranks.astype("int32"), tuple(names))
 
     def to_torch(self) -> Any:
         """The ``torch.distributed.device_mesh.DeviceMesh`` of the same ranks, names and groups.

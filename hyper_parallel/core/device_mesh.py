@@ -58,11 +58,12 @@ class DeviceMesh(TranslatedMesh):
         checks.check_names(alias_name, ranks.ndim)
         _check_world(ranks)
         super().__init__(ranks, alias_name, _runtime.generation())
-        self._set_up(None, _separate(ranks.ndim))
+        self._set_up(None, None)
 
-    def _set_up(self, root: Optional["DeviceMesh"], axes: _Axes) -> None:
+    def _set_up(self, root: Optional["DeviceMesh"], axes: Optional[_Axes]) -> None:
         self._root_mesh = root
-        self._axes = axes
+        # Of a root mesh each axis is made of itself.
+        self._axes = axes or tuple((axis,) for axis in range(self.ndim))
         self._flatten_mapping: dict[str, DeviceMesh] = {}
         # What depends on the rank of this process; see _rank_here.
         self._viewer: Optional[int] = None
@@ -73,13 +74,17 @@ class DeviceMesh(TranslatedMesh):
 
     @classmethod
     def _make(cls, ranks: np.ndarray, names: tuple[str, ...], root: Optional["DeviceMesh"],
-              axes: _Axes) -> "DeviceMesh":
+              axes: Optional[_Axes]) -> "DeviceMesh":
         """A mesh from parts that are known to be right."""
         mesh = cls.__new__(cls)
         generation = _runtime.generation() if root is None else root._generation
         MeshTopology.__init__(mesh, ranks, names, generation)
         mesh._set_up(root, axes)
         return mesh
+
+    @staticmethod
+    def _of_ranks(ranks: np.ndarray, names: tuple[str, ...]) -> "DeviceMesh":
+        return _create_device_mesh(ranks, names)
 
     # ---- what it is ----
 
@@ -411,7 +416,7 @@ def init_device_mesh(mesh_shape: tuple[int, ...], alias_name: tuple[str, ...], *
 
 def _create_device_mesh(ranks: np.ndarray, alias_name: tuple[str, ...]) -> DeviceMesh:
     """The one root mesh of these ranks and names in the current generation."""
-    mesh = DeviceMesh._make(ranks, alias_name, None, _separate(ranks.ndim))
+    mesh = DeviceMesh._make(ranks, alias_name, None, None)
     key = (mesh.mesh_shape, alias_name, mesh.rank_list)
     known = _DEVICE_MESH_MAP.get(key)
     if known is None or known != mesh:  # unequal: it is of an earlier generation
@@ -427,7 +432,7 @@ def _restore(ranks: np.ndarray, names: tuple[str, ...],
     known = root._flatten_mapping
     if any(name in known and known[name]._axes != (axes,) for name, axes in flattened):
         # This process gave the name to other axes: keep the two roots apart.
-        root = DeviceMesh._make(ranks, names, None, _separate(ranks.ndim))
+        root = DeviceMesh._make(ranks, names, None, None)
     root._rank_here()
     for name, axes in flattened:
         root._flatten_mapping.setdefault(name, root._cut((name,), (axes,)))
@@ -436,11 +441,6 @@ def _restore(ranks: np.ndarray, names: tuple[str, ...],
     mesh = root._sub(own_names, own_axes)
     same_place = mesh._first_rank() == first_rank
     return mesh if same_place else root._cut(own_names, own_axes, first_rank)
-
-
-def _separate(ndim: int) -> _Axes:
-    """The axes of a root mesh: each is made of itself."""
-    return tuple((axis,) for axis in range(ndim))
 
 
 def _check_world(ranks: np.ndarray) -> None:
