@@ -18,9 +18,10 @@ class TranslatedMesh(PicturedMesh):
 
     @classmethod
     def from_torch(cls, mesh: Any) -> "TranslatedMesh":
-        """The mesh of a ``torch.distributed.device_mesh.DeviceMesh``, with its process groups.
+        """The mesh of a ``torch.distributed.device_mesh.DeviceMesh``.
 
-        Axes without names are called ``"dim0"``, ``"dim1"``, ... Nothing is sent.
+        Its process groups are used where none of the same ranks was made here before. Axes
+        without names are called ``"dim0"``, ``"dim1"``, ... Nothing is sent.
 
         Raises:
             TypeError: ``mesh`` is another thing.
