@@ -22,8 +22,8 @@ from hyper_parallel.platform.traffic_adapter import NativeCall
 platform = get_platform()
 
 
-def issued(method_name: str, args: tuple, kwargs: dict) -> CollectiveCall:
-    """The record of a collective of the platform, from its arguments."""
+def issued(method_name: str, args: tuple, kwargs: dict) -> tuple[CollectiveCall, Any]:
+    """The record of a collective of the platform, from its arguments; and its group."""
     sent, input_bytes = local_info(args, kwargs) or (None, 0)
     group, size = collective_group(method_name, args, kwargs)
     record = CollectiveCall(
@@ -38,19 +38,19 @@ def issued(method_name: str, args: tuple, kwargs: dict) -> CollectiveCall:
     root = root_of(method_name, args, kwargs)
     if record.ranks and root is not None:
         record.peer = record.ranks[root]
-    return record
+    return record, group
 
 
-def completed(record: CollectiveCall, method_name: str, args: tuple, kwargs: dict,
-              result: Any) -> None:
+def completed(record: CollectiveCall, args: tuple, kwargs: dict, group: Any, result: Any) -> None:
     """Add the result of a collective of the platform to its record."""
+    method_name = record.collective_type
     received, record.output_bytes = local_info(result) or (None, 0)
     record.output_shape = received and received.shape
     if record.ranks:
-        group, size = collective_group(method_name, args, kwargs)
         record.wire_bytes = wire_bytes(
-            method_name, size, record.input_bytes, record.output_bytes,
-            own_share(method_name, args, kwargs, group), record.peer == platform.get_rank())
+            method_name, record.group_size, record.input_bytes, record.output_bytes,
+            own_share(method_name, args, kwargs, group),
+            record.peer is not None and record.peer == platform.get_rank())
 
 
 def issued_natively(call: NativeCall) -> CollectiveCall:

@@ -172,8 +172,8 @@ class Recorder(TraceReport):
                             seconds: float = 0.0) -> Any:
         """Record a collective that ended; what is returned replaces its result, if not None."""
         with self._guard:
-            record = issued(method_name, args, kwargs)
-            completed(record, method_name, args, kwargs, result)
+            record, group = issued(method_name, args, kwargs)
+            completed(record, args, kwargs, group, result)
             self._add(record, seconds)
             if self._taker is not None:
                 return self._taker.of_collective(

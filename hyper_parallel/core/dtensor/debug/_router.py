@@ -179,9 +179,8 @@ class EventRouter:
         if recorder is not None and recorder._verifier is not None:
             record = None
             with self._guard:
-                group, size = collective_group(method_name, args, kwargs)
-                record = None if size == 1 else issued(method_name, args, kwargs)
-            if record is not None:
+                record, group = issued(method_name, args, kwargs)
+            if record is not None and record.group_size != 1:
                 recorder._check(record, group)
 
     def _on_collective(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
