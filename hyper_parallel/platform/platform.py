@@ -96,6 +96,15 @@ class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, 
     def without_override(func: Callable) -> bool:
         """Whether ``func`` runs user code that must be given plain tensors."""
 
+    @staticmethod
+    @abstractmethod
+    def abstract_results(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
+                         ) -> Optional[list[Any]]:
+        """The tensors that ``func`` would give, global shapes and dtypes without values.
+
+        None where the framework cannot tell without running it.
+        """
+
     # ---- random numbers ----
 
     @staticmethod

@@ -188,7 +188,8 @@ def _expand(tokens: Sequence[tuple[str, ...]], shape: Sequence[int], notation: s
 
 
 def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
-                       order: Optional[Sequence[Optional[int]]] = None, **options: Any) -> Rule:
+                       order: Optional[Sequence[Optional[int]]] = None,
+                       known: Optional[Mapping[str, int]] = None, **options: Any) -> Rule:
     """Bind a notation to the shapes of a call.
 
     Args:
@@ -196,28 +197,35 @@ def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
         shapes: global shape of each tensor argument of the call.
         order: for each operand of the notation its index in ``shapes``, or None when absent;
             by default they come in order.
+        known: sizes of factors that the shapes do not tell.
         options: the other fields of the rule; ``whole`` may be a str of names.
 
     Raises:
         ValueError: a shape does not fit the notation.
     """
     operands, results = _parse(notation)
-    if order is None:
-        order = [index if index < len(shapes) else None for index in range(len(operands))]
-    given = {index: tokens for tokens, index in zip(operands, order) if index is not None}
+    given = _given(operands, len(shapes), order)
     dims = {index: _expand(tokens, shapes[index], notation) for index, tokens in given.items()}
-    sizes = _factor_sizes(dims, shapes, notation)
+    sizes = _factor_sizes(dims, shapes, notation, known or {})
     whole = _names(options.pop("whole", ()))
     for index, shape in enumerate(shapes):
         if index not in dims:
             dims[index], more = named_dims(shape, f"other{index}_")
             sizes.update(more)
             whole.update(more)
-    bound = (_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes))
+    bound = tuple(_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes))
     free = max((len(dims[index]) - len(tokens) + 1 for index, tokens in given.items()
                 if ("...",) in tokens), default=0)
-    return Rule(tuple(bound), tuple(_free_dims(tokens, free) for tokens in results), sizes,
+    return Rule(bound, tuple(_free_dims(tokens, free) for tokens in results), sizes,
                 whole=frozenset(whole), **options)
+
+
+def _given(operands: Sequence[tuple], count: int, order: Optional[Sequence[Optional[int]]]
+           ) -> dict[int, tuple]:
+    """The operands of the notation that the call has, by their index among its tensors."""
+    if order is None:
+        order = [index if index < count else None for index in range(len(operands))]
+    return {index: tokens for tokens, index in zip(operands, order) if index is not None}
 
 
 def _stretched(dims: Dims, shape: Sequence[int], sizes: Mapping[str, int]) -> Dims:
@@ -226,10 +234,10 @@ def _stretched(dims: Dims, shape: Sequence[int], sizes: Mapping[str, int]) -> Di
                  for factors, size in zip(dims, shape))
 
 
-def _factor_sizes(dims: Mapping[int, Dims], shapes: Sequence[Sequence[int]], notation: str
-                  ) -> dict[str, int]:
+def _factor_sizes(dims: Mapping[int, Dims], shapes: Sequence[Sequence[int]], notation: str,
+                  known: Mapping[str, int]) -> dict[str, int]:
     """Size of each factor: of the dims that are one factor, then of the rest of compound dims."""
-    sizes: dict[str, int] = {}
+    sizes = dict(known)
     for index, expanded in dims.items():
         for factors, size in zip(expanded, shapes[index]):
             if len(factors) == 1:

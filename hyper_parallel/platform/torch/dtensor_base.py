@@ -8,6 +8,7 @@ an ordinary local tensor, its ``shape`` included.
 from __future__ import annotations
 
 import copy
+from contextvars import ContextVar
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
@@ -24,6 +25,9 @@ _native_data = torch.Tensor.data
 
 # What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
 _OWN_ATTRIBUTES = ("_spec", "_views", "_gathered_from", "_copied_from")
+
+# Whether whoever asks for ``layout`` is code of torch's own that means the memory layout.
+memory_layouts: ContextVar[bool] = ContextVar("memory_layouts", default=False)
 
 Handler = Callable[[Callable, tuple, Mapping[str, Any]], Any]
 
@@ -77,7 +81,9 @@ class TorchDTensorBase(torch.Tensor):
     @property
     def layout(self) -> Any:
         """Mesh, placements and shard order; while undressed the memory layout torch knows."""
-        return self._spec.layout if dispatch_enabled() else _memory_layout(self)
+        if dispatch_enabled() and not memory_layouts.get():
+            return self._spec.layout
+        return _memory_layout(self)
 
     @property
     def grad(self) -> Optional[torch.Tensor]:

@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, groups, modules, random, translation, values)
+    autograd_overrides, collectives, dtensor_base, groups, masked_overrides, modules, random,
+    translation, values)
+from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
 from hyper_parallel.platform.torch.native_calls import watch_native
@@ -153,6 +155,7 @@ class TorchPlatform(Platform):
     operator_name = staticmethod(operator_name)
     decomposed = staticmethod(decomposed)
     without_override = staticmethod(autograd_overrides.is_function_apply)
+    abstract_results = staticmethod(abstract_results)
 
     initial_seed = staticmethod(random.initial_seed)
     draw_seed = staticmethod(random.draw_seed)
@@ -414,3 +417,6 @@ class TorchPlatform(Platform):
     @staticmethod
     def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros_like(tensor)
+
+
+masked_overrides.install()

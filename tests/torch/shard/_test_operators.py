@@ -79,3 +79,11 @@ def test_loss():
 
 def test_composite():
     _quietly("composite")
+
+
+def test_blocks():
+    _quietly("blocks")
+
+
+def test_scatter():
+    _quietly("scatter")

@@ -1,10 +1,11 @@
 """The rules, one file a family; importing this package enters them into the registry."""
 from hyper_parallel.core.shard._registry import draws_random_numbers, needs_whole
 from hyper_parallel.core.shard.ops import (
-    foreach, indexing, loss, matmul, normalization, pointwise, reduction, view)
+    blocks, convolution, foreach, indexing, joining, loss, matmul, normalization, pointwise,
+    reduction, scatter, view)
 
-__all__ = ["foreach", "indexing", "loss", "matmul", "normalization", "pointwise", "reduction",
-           "view"]
+__all__ = ["blocks", "convolution", "foreach", "indexing", "joining", "loss", "matmul",
+           "normalization", "pointwise", "reduction", "scatter", "view"]
 
 # Operators that give a Python value, or compare everything.
 needs_whole("item tolist numpy __bool__ __float__ __int__ __complex__ __index__ contains "

@@ -1,4 +1,4 @@
-"""Joining tensors, and picking elements out of them."""
+"""Picking elements out of a tensor, and assigning to them."""
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence
@@ -7,29 +7,9 @@ from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import (
     Call, Dims, Rule, named_dims, positive_dim, rule_from_notation)
+from hyper_parallel.platform import get_platform
 
-
-@rule_for("cat concat concatenate")
-def _cat(call: Call) -> Optional[Rule]:
-    """All operands share the other dims; the joined one is whole."""
-    shapes = call.shapes
-    if len({len(shape) for shape in shapes}) > 1:
-        return None  # the legacy empty tensors of shape (0,)
-    dim = positive_dim(call.argument(1, "dim", call.kwargs.get("axis", 0)), len(shapes[0]))
-    operand, sizes = named_dims(shapes[0])
-    joined = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1:])
-    return Rule((operand,) * len(shapes), (operand,), sizes, whole=frozenset((f"d{dim}",)),
-                terms=tuple((index,) for index in range(len(shapes))), moves=True,
-                result_shapes=(joined,))
-
-
-@rule_for("stack")
-def _stack(call: Call) -> Rule:
-    operand, sizes = named_dims(call.shapes[0])
-    dim = positive_dim(call.argument(1, "dim", 0), len(operand) + 1)
-    sizes["stacked"] = len(call.shapes)
-    return Rule((operand,) * len(call.shapes), ((*operand[:dim], ("stacked",), *operand[dim:]),),
-                sizes, terms=tuple((index,) for index in range(len(call.shapes))), moves=True)
+_Tensor = get_platform().Tensor
 
 
 @rule_for("embedding")
@@ -91,10 +71,45 @@ def _getitem(call: Call) -> Optional[Rule]:
     """Indexing. A dim that is taken as it is stays sharded; a dim that is cut is whole."""
     cut = _basic_index(call.args[1], call.shapes[0])
     if cut is None:
-        return None
+        return _picked_by_tensors(call)
     operand, result, shape, sizes, whole = cut
     return Rule((operand,), (result,), sizes, whole=whole, terms=((0,),), moves=True,
                 part=True, result_shapes=(shape,))
+
+
+def _picked_by_tensors(call: Call) -> Optional[Rule]:
+    """Indexing by tensors of places: the dims they index are whole, theirs may be sharded.
+
+    None for masks, whose result has as many elements as they have true ones, and for lists.
+    """
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    if not all(entry is Ellipsis or entry == slice(None) if not isinstance(entry, _Tensor)
+               else "int" in str(entry.dtype) and "uint8" not in str(entry.dtype)
+               for entry in index):
+        return None
+    shape = call.shapes[0]
+    taken = sum(entry is not Ellipsis for entry in index)
+    if taken > len(shape):
+        raise IndexError(f"too many indices for a tensor of {len(shape)} dims: {taken}.")
+    index = _without_ellipsis(index, len(shape) - taken)
+    operand, sizes = named_dims(shape)
+    picks = rule_from_notation(", ".join(["..."] * (len(call.shapes) - 1)) + " -> ...",
+                               call.shapes[1:])
+    sizes.update(picks.sizes)
+    places = [dim for dim, entry in enumerate(index) if isinstance(entry, _Tensor)]
+    kept = [names for dim, names in enumerate(operand) if dim not in places]
+    adjacent = places == list(range(places[0], places[-1] + 1))
+    start = places[0] if adjacent else 0
+    return Rule((operand, *picks.operands), ((*kept[:start], *picks.results[0], *kept[start:]),),
+                sizes, whole=frozenset(f"d{dim}" for dim in places), terms=((0,),), moves=True)
+
+
+def _without_ellipsis(index: Sequence[Any], rest: int) -> list[Any]:
+    """One entry for each dim."""
+    full: list[Any] = []
+    for entry in index:
+        full += [slice(None)] * rest if entry is Ellipsis else [entry]
+    return full + [slice(None)] * rest if not any(entry is Ellipsis for entry in index) else full
 
 
 @rule_for("setitem")
@@ -206,18 +221,3 @@ def _gather(call: Call) -> Optional[Rule]:
 
     return Rule((tuple(names), tuple(picked)), (tuple(picked),), sizes, whole=whole,
                 reduced={f"in{dim}": "sum"}, terms=((0,),), localize=localize)
-
-
-@rule_for("index_select")
-def _index_select(call: Call) -> Optional[Rule]:
-    shape = call.shapes[0]
-    if not shape or call.operand(2, "index") != 1:
-        return None
-    dim = positive_dim(call.argument(1, "dim"), len(shape))
-    operand, sizes = named_dims(shape)
-    count = call.shapes[1][0] if call.shapes[1] else 1
-    sizes["picked"] = count
-    result = (*operand[:dim], ("picked",), *operand[dim + 1:])
-    index = (("picked",),) if call.shapes[1] else ()
-    return Rule((operand, index), (result,), sizes, whole=frozenset((f"d{dim}",)), terms=((0,),),
-                moves=True)

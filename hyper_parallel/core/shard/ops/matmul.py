@@ -6,10 +6,13 @@ from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import add_rule, rule_for
-from hyper_parallel.core.shard._rule import Call, Rule, rule_from_notation
+from hyper_parallel.core.shard._rule import (
+    Call, Decomposition, Rule, positive_dim, rule_from_notation)
+from hyper_parallel.core.shard.ops._empty import linked_zeros
+from hyper_parallel.core.shard.ops.pointwise import pointwise
 from hyper_parallel.platform import get_platform
 
-_Tensor = get_platform().Tensor
+platform = get_platform()
 
 
 @rule_for("linear")
@@ -22,7 +25,7 @@ def _linear(call: Call) -> Optional[Rule]:
                               reduced={"i": "sum"}, terms=tuple(terms))
 
 
-@rule_for("matmul mm bmm mv dot inner_product")
+@rule_for("matmul mm bmm mv dot vdot")
 def _matmul(call: Call) -> Rule:
     left = "i" if len(call.shapes[0]) == 1 else "... m i"
     right = "i" if len(call.shapes[1]) == 1 else "... i n"
@@ -38,8 +41,9 @@ def _with_addend(dims: str, left: str, right: str):
         names = dims.split()
         kept = len(call.shapes[0])
         addend = " ".join(names[len(names) - kept:])
+        summed = {name: "sum" for name in ("b", "i") if name not in names}
         return rule_from_notation(f"{addend}, {left}, {right} -> {dims}", call.shapes,
-                                  reduced={"i": "sum"}, terms=((0,), (1, 2)))
+                                  reduced=summed, terms=((0,), (1, 2)))
 
     return maker
 
@@ -47,8 +51,73 @@ def _with_addend(dims: str, left: str, right: str):
 add_rule("addmm", _with_addend("m n", "m i", "i n"))
 add_rule("addmv", _with_addend("m", "m i", "i"))
 add_rule("baddbmm", _with_addend("b m n", "b m i", "b i n"))
+add_rule("addbmm", _with_addend("m n", "b m i", "b i n"))
+add_rule("addr", _with_addend("m n", "m", "n"))
 add_rule("outer ger", lambda call: rule_from_notation("m, n -> m n", call.shapes,
                                                       terms=((0, 1),)))
+
+
+@rule_for("inner")
+def _inner(call: Call) -> Rule:
+    left, right = call.shapes
+    if not left or not right:
+        return pointwise(call, terms=((0, 1),))
+    rows, columns = (" ".join(f"{name}{dim}" for dim in range(len(shape) - 1))
+                     for name, shape in (("m", left), ("n", right)))
+    return rule_from_notation(f"{rows} i, {columns} i -> {rows} {columns}", call.shapes,
+                              reduced={"i": "sum"}, terms=((0, 1),))
+
+
+@rule_for("tensordot")
+def _tensordot(call: Call) -> Optional[Any]:
+    """``dims``: how many of the last and first dims, or which of either, are summed over."""
+    body = platform.decomposed(call.func)
+    if body is not None:
+        return Decomposition(body)  # which brings the dims into the form of two lists
+    left, right = call.shapes
+    pairs = [(positive_dim(first, len(left)), positive_dim(second, len(right)))
+             for first, second in zip(call.args[2], call.args[3])]
+    names = [[f"m{dim}" for dim in range(len(left))], [f"n{dim}" for dim in range(len(right))]]
+    for count, (first, second) in enumerate(pairs):
+        if left[first] != right[second]:
+            return None
+        names[0][first] = names[1][second] = f"i{count}"
+    kept = [name for name in (*names[0], *names[1]) if not name.startswith("i")]
+    return rule_from_notation(
+        f"{' '.join(names[0])}, {' '.join(names[1])} -> {' '.join(kept)}", call.shapes,
+        reduced={f"i{count}": "sum" for count in range(len(pairs))}, terms=((0, 1),))
+
+
+@rule_for("bilinear")
+def _bilinear(call: Call) -> Rule:
+    order = [call.operand(position, name) for position, name in
+             enumerate(("input1", "input2", "weight", "bias"))]
+    terms = [tuple(order[:3])] + [(order[3],)] * (order[3] is not None)
+
+    def localize(operands: Sequence[TensorSpec], results: Sequence[TensorSpec]
+                 ) -> Optional[Callable]:
+        if all(prod(spec.local_shape) for spec in operands):
+            return None
+        zeros = linked_zeros(results[0].local_shape)
+
+        def without_features(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+            result = zeros(input1, input2, weight)
+            return result if bias is None else result + bias
+
+        return without_features
+
+    return rule_from_notation("... i, ... j, o i j, o -> ... o", call.shapes, order,
+                              reduced={"i": "sum", "j": "sum"}, terms=tuple(terms),
+                              localize=localize)
+
+
+@rule_for("linalg_vecdot")
+def _vecdot(call: Call) -> Rule:
+    ndim = max(len(shape) for shape in call.shapes)
+    name = f"...{ndim - 1 - positive_dim(call.argument(2, 'dim', -1), ndim)}"
+    rule = pointwise(call)
+    kept = tuple(names for names in rule.results[0] if names != (name,))
+    return Rule(rule.operands, (kept,), rule.sizes, reduced={name: "sum"}, terms=((0, 1),))
 
 
 @rule_for("einsum")
@@ -111,14 +180,7 @@ def _linked_when_empty(operands: Sequence[TensorSpec], results: Sequence[TensorS
     """
     if all(prod(spec.local_shape) for spec in operands):
         return None
-    shape = results[0].local_shape
-
-    def nothing(*args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values())
-                   if isinstance(value, _Tensor) and value.is_floating_point()]
-        return tensors[0].new_zeros(shape) + sum(tensor.sum() for tensor in tensors)
-
-    return nothing
+    return linked_zeros(results[0].local_shape)
 
 
 def _mask_dims(shapes, index: Optional[int], heads: str) -> str:

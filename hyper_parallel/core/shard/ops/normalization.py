@@ -7,7 +7,7 @@ from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import Call, Rule, named_dims, positive_dim, rule_from_notation
 
 
-@rule_for("softmax log_softmax softmin")
+@rule_for("softmax log_softmax softmin special_softmax special_log_softmax _safe_softmax")
 def _softmax(call: Call) -> Rule:
     operand, sizes = named_dims(call.shapes[0])
     dim = call.argument(1, "dim")

@@ -64,6 +64,13 @@ def log_sum_exp(x: DTensor, dims: Sequence[int], keep: bool) -> DTensor:
     return total if keep else total.squeeze(tuple(dims))
 
 
+def mean_without_nan(x: DTensor, dims: Sequence[int], keep: bool, dtype: Any) -> DTensor:
+    """The mean of the elements that are numbers."""
+    x = _without_summands(x)
+    known = _whole(x.isnan().logical_not().sum(dims, keep))
+    return x.nansum(dims, keep, dtype=dtype) / known
+
+
 def variance(x: DTensor, dims: Sequence[int], keep: bool, correction: float
              ) -> tuple[DTensor, DTensor]:
     """The variance and the mean."""

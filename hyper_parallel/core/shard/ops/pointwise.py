@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
-from hyper_parallel.core.shard._registry import add_rule, rule_for
+from hyper_parallel.core.shard._registry import add_notation, add_rule, rule_for
 from hyper_parallel.core.shard._rule import (
     Call, Decomposition, Rule, named_dims, rule_from_notation)
 from hyper_parallel.platform import get_platform
@@ -34,7 +34,17 @@ _NONLINEAR = """
     special_exp2 special_expit special_expm1 special_i0 special_i0e special_i1 special_i1e
     special_log1p special_logit special_ndtr special_ndtri special_psi special_round special_sinc
     special_xlog1py special_xlogy special_zeta sqrt square tan tanh tanhshrink threshold trunc
-    xlogy addcmul addcdiv
+    xlogy addcmul addcdiv gcd lcm log_sigmoid complex polar special_log_ndtr special_erfcx
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+    special_spherical_bessel_j0 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+    special_gammainc special_gammaincc special_gammaln special_multigammaln special_polygamma
+    special_digamma
 """
 
 _LIKE = "zeros_like ones_like empty_like full_like"
@@ -139,6 +149,10 @@ add_rule("add sub subtract", _sum_of_two, number_blind=True)
 add_rule("mul multiply", _product, number_blind=True)
 add_rule("masked_fill", _masked_fill)
 add_rule("div divide true_divide", _quotient, number_blind=True)
+add_notation("frexp", "... -> ..., ...")
+add_notation("view_as_real", "... -> ... re", whole="re", known={"re": 2}, terms=((0,),),
+             moves=True)
+add_notation("view_as_complex", "... re -> ...", whole="re", terms=((0,),), moves=True)
 add_rule("to type type_as", _to)
 add_rule("where where_method", _where, number_blind=True)
 add_rule("copy", _copy)

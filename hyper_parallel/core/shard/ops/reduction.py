@@ -125,7 +125,7 @@ def _index_of_extremum(call: Call) -> Any:
     return None if dim is None and keep else _reduction(call, dims, keep, need_whole=True)
 
 
-@rule_for("logsumexp")
+@rule_for("logsumexp special_logsumexp")
 def _log_sum_exp(call: Call) -> Any:
     dim, keep = _dims_and_keep(call)
     dims = positive_dims(dim, len(call.shapes[0]))
@@ -182,10 +182,22 @@ def _quiet_when_empty(dims: Sequence[int], keep: bool, pair: bool) -> Callable:
     return localize
 
 
-@rule_for("median nanmedian mode kthvalue nanmean")
+@rule_for("nanmean")
+def _mean_without_nan(call: Call) -> Any:
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, need_whole=True)
+    dtype = call.kwargs.get("dtype")
+    return _of_tensor(lambda x: over_shards.mean_without_nan(x, dims, keep, dtype))
+
+
+@rule_for("median nanmedian mode kthvalue")
 def _whole_reduction(call: Call) -> Optional[Rule]:
     """The reduced dims are made whole, the others may stay sharded."""
     dim, keep = _dims_and_keep(call, 2 if call.name == "kthvalue" else 1)
+    if dim is None and call.name in ("mode", "kthvalue"):
+        dim = -1
     dims = positive_dims(dim, len(call.shapes[0]))
     pair = call.name in ("mode", "kthvalue") or \
         (call.name in ("median", "nanmedian") and dim is not None)

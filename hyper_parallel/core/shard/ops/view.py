@@ -5,8 +5,9 @@ from math import prod
 from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
-from hyper_parallel.core.shard._registry import rule_for
-from hyper_parallel.core.shard._rule import Call, Dims, Rule, named_dims, positive_dim
+from hyper_parallel.core.shard._registry import add_rule, rule_for
+from hyper_parallel.core.shard._rule import (
+    Call, Decomposition, Dims, Rule, named_dims, positive_dim)
 
 
 def _moved(call: Call, dims: Sequence[int]) -> Rule:
@@ -206,8 +207,27 @@ def _expand(call: Call) -> Rule:
                 localize=localize, result_shapes=(shape,))
 
 
+def _composed(function: Callable) -> Callable[[Call], Decomposition]:
+    return lambda call: Decomposition(function)
+
+
+def _split_at(dim: int) -> Callable:
+    """``hsplit`` and the like; a vector is split along its only dim."""
+    def run(x: Any, sections: Any) -> Any:
+        return x.tensor_split(sections, 0 if len(x.shape) == 1 else dim)
+
+    return run
+
+
+add_rule("fliplr", _composed(lambda x: x.flip(1)))
+add_rule("flipud", _composed(lambda x: x.flip(0)))
+add_rule("hsplit", _composed(_split_at(1)))
+add_rule("vsplit", _composed(_split_at(0)))
+add_rule("dsplit", _composed(_split_at(2)))
+
+
 @rule_for("split split_with_sizes chunk tensor_split unbind select narrow unsafe_chunk "
-          "unsafe_split diagonal flip roll")
+          "unsafe_split flip roll")
 def _along_whole_dims(call: Call) -> Optional[Any]:
     """Operators that cut or turn one dim, which therefore has to be whole."""
     shape = tuple(call.shapes[0])
@@ -215,7 +235,7 @@ def _along_whole_dims(call: Call) -> Optional[Any]:
     if len(call.specs) > 1:
         return None
     position = {"select": 1, "narrow": 1, "unbind": 1}.get(call.name, 2)
-    if call.name in ("diagonal", "flip", "roll"):
+    if call.name in ("flip", "roll"):
         return _turned(call)
     dim = positive_dim(call.argument(position, "dim", 0), len(shape))
     options: dict[str, Any] = {"whole": frozenset((f"d{dim}",)), "terms": ((0,),), "moves": True,
@@ -238,7 +258,8 @@ def _lengths(call: Call, size: int) -> Optional[list[int]]:
         length = call.argument(3, "length")
         return [length] if isinstance(length, int) else None
     if call.name == "tensor_split":
-        return None
+        return _lengths_of_sections(call.argument(1, "tensor_indices_or_sections", call.kwargs.get(
+            "indices", call.kwargs.get("sections", call.kwargs.get("indices_or_sections")))), size)
     if "chunk" in call.name:
         count = call.argument(1, "chunks")
         step = -(-size // count) or 1
@@ -250,10 +271,18 @@ def _lengths(call: Call, size: int) -> Optional[list[int]]:
     return list(sizes)
 
 
+def _lengths_of_sections(sections: Any, size: int) -> Optional[list[int]]:
+    """``tensor_split``: a number of nearly even pieces, or the places where to cut."""
+    if isinstance(sections, int):
+        return [size // sections + (index < size % sections) for index in range(sections)]
+    if not isinstance(sections, (tuple, list)):
+        return None
+    pieces = [range(size)[start:stop] for start, stop in zip((None, *sections), (*sections, None))]
+    return [len(piece) for piece in pieces]
+
+
 def _turned(call: Call) -> Optional[Rule]:
     """flip and roll over some dims."""
-    if call.name == "diagonal":
-        return None
     operand, sizes = named_dims(call.shapes[0])
     if call.name == "flip":
         dims = call.arguments_from(1, "dims")
@@ -264,3 +293,12 @@ def _turned(call: Call) -> Optional[Rule]:
     dims = (dims,) if isinstance(dims, int) else dims
     whole = frozenset(f"d{positive_dim(dim, len(operand))}" for dim in dims)
     return Rule((operand,), (operand,), sizes, whole=whole, terms=((0,),), moves=True)
+
+
+@rule_for("to_sparse to_sparse_coo to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc "
+          "to_mkldnn")
+def _to_other_memory(call: Call) -> None:
+    raise ValueError(
+        f"{call.name!r} gives a tensor without dense dims, which cannot be spread over a mesh; "
+        "call it on x.full_tensor() or, for this rank's part, on x.to_local(); x has the layout "
+        f"{call.specs[0].layout!r}.")

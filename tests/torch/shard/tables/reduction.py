@@ -3,7 +3,7 @@
 import torch
 
 from tests.torch.shard.tables.entries import (
-    X, Entry, bools, const, entry, ints, pos)
+    X, Entry, Tensor, bools, const, entry, ints, pos)
 
 
 def _reductions(name: str) -> list[Entry]:
@@ -59,6 +59,29 @@ REDUCTION: list[Entry] = [
     entry("amax tie", lambda a: (a > 0).double().mul(a.detach() * 0 + 1).amax() + a.sum(), X),
     entry("amax of ties", lambda a: (a * 0).amax(), X),
     entry("max of ties", lambda a: (a * 0).max(), X),
+    entry("amax of ties dim", lambda a: (a > 0).double().mul(a * 0 + 1).amax(0), X),
+    entry("min of ties", lambda a: (a * 0).min(), X),
+    entry("amax of ints", lambda a: a.amax(0), ints(9, *X)),
+    entry("amin of bytes", lambda a: a.to(torch.uint8).amin(1), ints(9, *X)),
+    entry("amin of bools", lambda a: a.amin(0), bools(*X)),
+    entry("any of bytes", lambda a: a.to(torch.uint8).any(0), ints(2, *X)),
+    entry("all of floats", lambda a: (a > -1).to(a.dtype).all(1), X),
+    entry("count_nonzero dims", lambda a: torch.count_nonzero(a, (0, 1)), ints(2, *X)),
+    entry("aminmax keepdim", lambda a: torch.aminmax(a, dim=1, keepdim=True).max, X),
+    entry("prod of zeros", lambda a: (a.clamp(min=0)).prod(0), X),
+    entry("logsumexp of infinities", lambda a: (a - float("inf")).detach().logsumexp(0), X),
+    entry("nanmean of nans", lambda a: a.masked_fill(a > 0, float("nan")).nanmean(1), X),
+    entry("var complex", lambda a: a.var(0), Tensor(X, "complex")),
+    entry("std of equal", lambda a: (a * 0).std(0), X),
+    entry("norm of zeros", lambda a: (a * 0).norm(2, 0), X),
+    entry("norm inf dim", lambda a: a.norm(float("inf"), 0), X),
+    entry("norm 3 all", lambda a: a.norm(3), X),
+    entry("norm dtype", lambda a: a.norm(2, 1, dtype=torch.float64), X),
+    entry("norm nuc", lambda a: torch.norm(a, "nuc"), X),
+    entry("mode default", lambda a: a.mode(), const(*X)),
+    entry("kthvalue default", lambda a: a.kthvalue(3), X),
+    entry("double backward of amax", lambda a: torch.autograd.grad(
+        (a ** 2).amax(0).sum(), a, create_graph=True)[0] if a.requires_grad else a * 0, X),
     entry("aminmax", torch.aminmax, X),
     entry("aminmax dim", lambda a: torch.aminmax(a, dim=0), X),
     entry("logsumexp", lambda a: a.logsumexp(1), X),

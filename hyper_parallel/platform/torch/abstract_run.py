@@ -1,0 +1,32 @@
+"""Functions run on tensors without values, to learn the shapes of their results."""
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional, Sequence
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hyper_parallel.platform.torch.dtensor_base import undressed
+
+
+def abstract_results(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
+                     ) -> Optional[list[torch.Tensor]]:
+    """The tensors that ``func`` gives, without values; see ``Platform.abstract_results``."""
+    args, kwargs = _without_values(args), {name: _without_values(value)
+                                           for name, value in kwargs.items()}
+    try:
+        with undressed():
+            result = func(*args, **kwargs)
+    except RuntimeError:
+        # No such form, or arguments that the function refuses: it will say so when it really runs.
+        return None
+    leaves, _ = tree_flatten(result)
+    return leaves if all(isinstance(leaf, torch.Tensor) for leaf in leaves) else None
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, (tuple, list)):
+        return type(value)(_without_values(entry) for entry in value)
+    return value

@@ -1,0 +1,73 @@
+"""Operators on each matrix, each image, each line: their dims are whole and all others free."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.torch.shard.tables.entries import X, Entry, Tensor, const, entry, ints
+
+MATRICES = (5, 3, 3)
+IMAGE = (5, 4, 6, 6)
+WEIGHT = (6, 4, 3, 3)
+
+BLOCKS: list[Entry] = [
+    entry("tril batch", lambda a: a.tril(-1), MATRICES),
+    entry("linalg.inv batch", torch.linalg.inv, MATRICES),
+    entry("linalg.det batch", torch.linalg.det, MATRICES),
+    entry("linalg.slogdet batch", lambda a: torch.linalg.slogdet(a)[1], MATRICES),
+    entry("linalg.qr batch", torch.linalg.qr, MATRICES),
+    entry("linalg.svdvals batch", torch.linalg.svdvals, (5, 4, 3)),
+    entry("matrix_power batch", lambda a: torch.matrix_power(a, 3), MATRICES),
+    entry("linalg.matrix_rank batch", torch.linalg.matrix_rank, const(*MATRICES)),
+    entry("fft dim", lambda a: torch.fft.fft(a, dim=0).abs(), X),
+    entry("fft n", lambda a: torch.fft.rfft(a, n=4).real, X),
+    entry("fft2", lambda a: torch.fft.fft2(a).real, (5, 4, 3)),
+    entry("rfftn s", lambda a: torch.fft.rfftn(a, s=(4,)).real, (5, 4, 3)),
+    entry("fftshift", lambda a: torch.fft.fftshift(a, dim=1), X),
+    entry("diff n", lambda a: torch.diff(a, n=2), X),
+    entry("glu", lambda a: F.glu(a, 0), (6, 7)),
+    entry("renorm 1", lambda a: torch.renorm(a, 2, 1, 1.0), X),
+    entry("pad negative", lambda a: F.pad(a, (-1, 2, 0, 0)), (5, 4, 3)),
+    entry("pad circular", lambda a: F.pad(a, (2, 1), mode="circular"), (5, 4, 6)),
+    entry("repeat new dim", lambda a: a.repeat(3, 1, 2), X),
+    entry("repeat once", lambda a: a.repeat((1, 2)), X),
+    entry("tile more", lambda a: a.tile((2, 1, 1)), X),
+    entry("repeat_interleave kw", lambda a: torch.repeat_interleave(a, repeats=3, dim=-1), X),
+    entry("diagonal dims", lambda a: a.diagonal(1, 0, 2), (5, 4, 3)),
+    entry("linalg.diagonal", lambda a: torch.linalg.diagonal(a, offset=-1), MATRICES),
+    entry("unfold 0", lambda a: a.unfold(0, 2, 1), X),
+    entry("cross broadcast", lambda a, b: torch.cross(a, b, dim=1), (5, 3), (1, 3)),
+    entry("cosine_similarity 1", lambda a, b: F.cosine_similarity(a, b, dim=0), X, (5, 1)),
+    entry("bucketize", torch.bucketize, const(*X), const(1)),
+    entry("isin", torch.isin, ints(9, *X), ints(9, 4)),
+    entry("view_as_complex", lambda a: torch.view_as_complex(a).abs(), (5, 7, 2)),
+    entry("polar", lambda a, b: torch.polar(a.abs(), b).real, X, X),
+    entry("frexp", lambda a: torch.frexp(a)[1], const(*X)),
+    entry("max_pool2d", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), IMAGE),
+    entry("max_pool2d unbatched", lambda x: F.max_pool2d(x, 2), (5, 6, 6)),
+    entry("avg_pool1d", lambda x: F.avg_pool1d(x, 2), (5, 3, 6)),
+    entry("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 3)), IMAGE),
+    entry("interpolate bicubic", lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"),
+          IMAGE),
+    entry("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), IMAGE),
+    entry("F.unfold", lambda x: F.unfold(x, 2), IMAGE),
+    entry("conv1d", F.conv1d, (5, 4, 9), (6, 4, 3), (6,)),
+    entry("conv1d no bias", F.conv1d, (5, 4, 9), (6, 4, 3)),
+    entry("conv1d unbatched", F.conv1d, (4, 9), (6, 4, 3), (6,)),
+    entry("conv1d few channels", F.conv1d, (2, 3, 9), (2, 3, 3), (2,)),
+    entry("conv2d all", lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1, dilation=2), IMAGE,
+          WEIGHT, (6,)),
+    entry("conv2d same", lambda x, w: F.conv2d(x, w, padding="same"), IMAGE, WEIGHT),
+    entry("conv2d kw", lambda x, w, b: F.conv2d(bias=b, input=x, weight=w), IMAGE, WEIGHT, (6,)),
+    entry("conv2d groups", lambda x, w, b: F.conv2d(x, w, b, groups=2), IMAGE, (6, 2, 3, 3), (6,)),
+    entry("conv2d depthwise", lambda x, w: F.conv2d(x, w, None, 1, 0, 1, 4), IMAGE, (4, 1, 3, 3)),
+    entry("conv3d", F.conv3d, (2, 3, 4, 4, 4), (5, 3, 2, 2, 2), (5,)),
+    entry("conv_transpose1d", lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2), (5, 4, 6),
+          (4, 3, 3), (3,)),
+    entry("conv_transpose2d groups", lambda x, w, b: F.conv_transpose2d(x, w, b, groups=2), IMAGE,
+          (4, 3, 2, 2), (6,)),
+    entry("group_norm groups of one", lambda x: F.group_norm(x, 4), (5, 4, 3)),
+    entry("group_norm images", lambda x, w, b: F.group_norm(x, 2, w, b, eps=1e-3), IMAGE, (4,),
+          (4,)),
+    entry("group_norm no space", lambda x, w: F.group_norm(x, 2, w), (5, 8), (8,)),
+    entry("batch of nothing", lambda x: F.max_pool1d(x, 2), Tensor((0, 3, 6))),
+]
