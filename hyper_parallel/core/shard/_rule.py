@@ -213,10 +213,10 @@ def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
             dims[index], more = named_dims(shape, f"other{index}_")
             sizes.update(more)
             whole.update(more)
-    bound = tuple(_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes))
     free = max((len(dims[index]) - len(tokens) + 1 for index, tokens in given.items()
                 if ("...",) in tokens), default=0)
-    return Rule(bound, tuple(_free_dims(tokens, free) for tokens in results), sizes,
+    return Rule(tuple(_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes)),
+                tuple(_free_dims(tokens, free) for tokens in results), sizes,
                 whole=frozenset(whole), **options)
 
 
