@@ -44,6 +44,11 @@ def _waits_on_one_rank(x: Any) -> Any:
     return x.clone()
 
 
+def _waits_on_both_ranks(x: Any) -> Any:
+    time.sleep(600)
+    return x.clone()
+
+
 def _dies_on_one_rank(x: Any) -> Any:
     if dist.get_rank():
         os._exit(3)
@@ -69,17 +74,18 @@ FUNCTIONS = {
     "fails on one rank": _on_dtensors(_fails_on_one_rank),
     "waits on one rank": _on_dtensors(_waits_on_one_rank),
     "dies on one rank": _on_dtensors(_dies_on_one_rank),
+    "waits on both ranks": _on_dtensors(_waits_on_both_ranks),
     "refused": _on_dtensors(_refused), "crashes": _on_dtensors(_crashes),
     "plain": _on_dtensors(lambda x: x.full_tensor()), "random": _random, "right again": torch.neg,
 }
 
 
 def main() -> None:
-    """Try them all; a wait counts as a hang after a second."""
+    """Try them all; a wait counts as a hang after seconds."""
     entries = [Entry(name, lambda f=function: [sample(f, torch.ones(4, 3, requires_grad=True))])
                for name, function in FUNCTIONS.items()]
     found: dict[str, list[list[str]]] = {name: [] for name in FUNCTIONS}
-    for trial, verdict in verdicts(entries, Ours.name, grace=1.0):
+    for trial, verdict in verdicts(entries, Ours.name, limit=5.0, grace=1.0):
         found[entries[trial.entry].name].append([verdict.kind, verdict.note])
     print(json.dumps(found))
 

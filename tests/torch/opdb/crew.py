@@ -1,7 +1,8 @@
 """Two real ranks that try sample after sample, and a leader that compares what they say.
 
 The ranks are forked from the leader, which has everything imported, so that a fresh pair costs
-little. Every trial is a meeting: a rank reports and waits for leave to go on. Where one of them
+little. Every trial is a meeting: a rank says what it is about to try, reports, and
+waits for leave to go on. Where one of them
 does not come in time, dies, or raises while the other does not, the verdict is wrong, both are
 killed, and a fresh pair goes on with the next trial: no trial starts from what a broken one left.
 """
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
@@ -20,12 +22,13 @@ import torch
 import torch.distributed as dist
 
 from tests.torch.opdb.database import Entry
-from tests.torch.opdb.libraries import LIBRARIES
+from tests.torch.opdb.libraries import LIBRARIES, Library
 from tests.torch.opdb.trial import (
     CRASHED, EXCLUDED, LAYOUTS, ORDER, REFUSED, WRONG, Verdict, dense_outcome, run)
 
 RANKS = 2
 LIMIT = 30.0  # seconds that a trial may take
+START = 120.0  # seconds that a pair may take to come up
 GRACE = 10.0  # seconds that a rank may be later than the other
 
 _fork = multiprocessing.get_context("fork")
@@ -71,7 +74,7 @@ class _Crew:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
-        self._start = start
+        self._trial: Trial | None = None  # the one that a rank began last
         self._pipes: list[Connection] = []
         self._ranks = []
         for rank in range(RANKS):
@@ -85,35 +88,41 @@ class _Crew:
 
     def reports(self, limit: float, grace: float) -> Iterator[tuple[Trial, Verdict, bool]]:
         """Each trial, its verdict, and whether the crew can go on."""
-        trial = Trial(*self._start, LAYOUTS[0])
         while True:
             found = self._collect(limit, grace)
             if all(report is None for report in found):
                 return
-            known = [report for report in found if isinstance(report, tuple)]
-            if known:
-                trial = known[0][0]
-            verdict, go_on = _joined([report[1] if isinstance(report, tuple) else report
-                                      for report in found])
-            yield trial, verdict, go_on
+            if self._trial is None:
+                raise RuntimeError(f"the ranks did not get as far as a trial: {found}")
+            verdict, go_on = _joined(found)
+            yield self._trial, verdict, go_on
             if not go_on:
                 return
             for pipe in self._pipes:
                 pipe.send(True)
-            trial = Trial(trial.entry, trial.number + 1, "")
 
     def _collect(self, limit: float, grace: float) -> list:
-        """What each rank says: a report, None at the end, or why there is nothing."""
+        """What each rank says: a verdict, None at the end, or why there is nothing.
+
+        A rank first says which trial it begins, so that a hang is put down to the right one.
+        """
         found: dict[int, object] = {}
-        deadline = time.monotonic() + limit
+        # The first trial of a pair comes after its start, which takes its time on a busy machine.
+        deadline = time.monotonic() + (max(limit, START) if self._trial is None else limit)
         while len(found) < RANKS:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in found]
             ready = wait(waiting, max(0.0, deadline - time.monotonic()))
             for pipe in ready:
                 try:
-                    found[self._pipes.index(pipe)] = pipe.recv()
+                    said = pipe.recv()
                 except EOFError:
-                    found[self._pipes.index(pipe)] = "died"
+                    said = "died"
+                if isinstance(said, Trial):
+                    if self._trial is None:
+                        deadline = time.monotonic() + limit
+                    self._trial = said
+                    continue
+                found[self._pipes.index(pipe)] = said
                 deadline = min(deadline, time.monotonic() + grace)
             if not ready:
                 found.update({rank: "hung" for rank in range(RANKS) if rank not in found})
@@ -157,32 +166,32 @@ def _rank(rank: int, port: int, pipe: Connection, entries: Sequence[Entry], libr
     backend = LIBRARIES[library](RANKS)
     for index in range(start[0], len(entries)):
         skip = start[1] if index == start[0] else 0
-        _try_entry(index, entries[index], backend, skip, lambda *report: _meet(pipe, report))
+        _try_entry(index, entries[index], backend, skip, pipe)
     pipe.send(None)
     pipe.recv()
 
 
-def _meet(pipe: Connection, report: tuple) -> None:
-    pipe.send(report)
+def _meet(pipe: Connection, trial: Trial, judge: Callable[[], Verdict]) -> None:
+    pipe.send(trial)
+    pipe.send(judge())
     pipe.recv()
 
 
-def _try_entry(index: int, entry: Entry, backend: object, skip: int,
-               report: Callable[[Trial, Verdict], None]) -> None:
+def _try_entry(index: int, entry: Entry, backend: Library, skip: int, pipe: Connection) -> None:
     """Report the trials of an entry, the first ``skip`` of which are done."""
     try:
         samples = entry.samples()
     except Exception as error:
         if not skip:
-            report(Trial(index, 0, LAYOUTS[0]), Verdict(EXCLUDED, f"has no samples here: {error}"))
+            text = f"has no samples here: {error}"
+            _meet(pipe, Trial(index, 0, LAYOUTS[0]), lambda: Verdict(EXCLUDED, text))
         return
-    number = 0
-    for sample in samples:
-        if number + len(LAYOUTS) <= skip:
-            number += len(LAYOUTS)
+    for place, sample in enumerate(samples):
+        first = place * len(LAYOUTS)
+        if first + len(LAYOUTS) <= skip:
             continue
         wanted = dense_outcome(sample)
-        for layout in LAYOUTS:
+        for number, layout in enumerate(LAYOUTS, first):
             if number >= skip:
-                report(Trial(index, number, layout), run(sample, layout, wanted, backend))
-            number += 1
+                _meet(pipe, Trial(index, number, layout),
+                      partial(run, sample, layout, wanted, backend))

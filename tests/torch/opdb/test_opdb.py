@@ -62,6 +62,7 @@ def test_broken_operators_are_found() -> None:
         "right": ["right"], "right again": ["right"], "plain": ["right"], "wrong value": ["wrong"],
         "wrong gradient": ["wrong"], "wrong on one rank": ["wrong"],
         "fails on one rank": ["wrong"], "waits on one rank": ["wrong"],
+        "waits on both ranks": ["wrong"],
         "dies on one rank": ["wrong"], "refused": ["refused"], "crashes": ["crashed"],
         "random": ["excluded"]}
     assert {note for _, note in found["plain"]} == {"gives a plain tensor"}
