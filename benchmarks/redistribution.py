@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from math import prod
 from pathlib import Path
 
@@ -60,25 +61,22 @@ def lacking(source: hp.Layout, target: hp.Layout, sizes: tuple[int, ...]) -> flo
 def measure(shape: tuple[int, ...]) -> None:
     """Print the line of one mesh."""
     mesh = hp.DeviceMesh(np.arange(prod(shape)).reshape(shape), ("a", "b", "c")[:len(shape)])
-    ours = theirs = both = bound = uneven = bounded = 0.0
-    launches, more, times = 0, 0, []
-    for (before, after), other in zip(pairs(len(shape)), pytorchs(shape), strict=True):
-        source, target = (hp.Layout(mesh, [KINDS[letter] for letter in word])
-                          for word in (before, after))
+    sums, times = Counter[str](), []
+    for words, other in zip(pairs(len(shape)), pytorchs(shape), strict=True):
+        source, target = (hp.Layout(mesh, [KINDS[letter] for letter in word]) for word in words)
         start = time.perf_counter()
         plan = plan_redistribution(source, target)
         times.append(time.perf_counter() - start)
         wire = sum(step.wire for step in plan)
-        ours += wire
-        launches += sum(step.communicates for step in plan)
+        sums.update(ours=wire, launches=sum(step.communicates for step in plan))
         if other is not None:
-            theirs, both, more = theirs + other, both + wire, more + (wire > other + 1e-9)
-        if "P" not in before + after:
-            bounded += wire
-            bound += lacking(source, target, EVEN)
-            uneven += lacking(source, target, UNEVEN)
-    print(f"{str(shape):<11}{len(times):>6}{ours:>10.2f}{launches:>12}{both:>12.2f}{theirs:>9.2f}"
-          f"{more:>9}{bounded / bound:>13.3f}{bounded / uneven:>9.3f}"
+            sums.update(theirs=other, both=wire, more=wire > other + 1e-9)
+        if "P" not in "".join(words):
+            sums.update(bounded=wire, even=lacking(source, target, EVEN),
+                        uneven=lacking(source, target, UNEVEN))
+    print(f"{str(shape):<11}{len(times):>6}{sums['ours']:>10.2f}{sums['launches']:>12}"
+          f"{sums['both']:>12.2f}{sums['theirs']:>9.2f}{sums['more']:>9}"
+          f"{sums['bounded'] / sums['even']:>13.3f}{sums['bounded'] / sums['uneven']:>9.3f}"
           f"{statistics.median(times) * 1e3:>11.2f} ms", flush=True)
 
 

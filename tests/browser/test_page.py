@@ -102,7 +102,8 @@ def linear() -> OpCall:
 def small_trace(max_records: int | None = None) -> CommTrace:
     """Two layers: a's gradient is reduced; b gathers over "dp" and reduces over "tp"."""
     tree = CallTree(max_records)
-    move = RedistributeCall((Shard(0),), (Replicate(),), (4, 8), "forward", ("dp",), "linear", "0")
+    move = RedistributeCall((Shard(0),), (Replicate(),), (4, 8), "forward", ("dp",), "linear",
+                            argument="0")
     add(tree, module("(root)"),
         (module("a"), (linear(), collective(phase="backward"))),
         (module("b"), (linear(), (move, collective(ALL_GATHER, axis="dp", wire_bytes=4096)),
