@@ -59,6 +59,11 @@ class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, 
 
     @staticmethod
     @abstractmethod
+    def run_with_own_layouts(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call ``func`` where a DTensor's ``layout`` is the library's, whoever called it."""
+
+    @staticmethod
+    @abstractmethod
     def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], cls: type,
                       spec: Any) -> Any:
         """As :meth:`run_undressed`; a single tensor that comes out is dressed.

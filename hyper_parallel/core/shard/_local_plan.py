@@ -67,7 +67,7 @@ class FunctionPlan(Plan):
         self._function = function
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        return self._function(*args, **kwargs)
+        return platform.run_with_own_layouts(self._function, args, kwargs)
 
 
 class LocalPlan(Plan):

@@ -198,6 +198,20 @@ def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
         return func(*args, **kwargs)
 
 
+def run_with_own_layouts(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``func``, code of the library's own, in which ``layout`` says how a DTensor is spread.
+
+    It may run within code of torch's that asks for memory layouts.
+    """
+    if not memory_layouts.get():
+        return func(*args, **kwargs)
+    token = memory_layouts.set(False)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        memory_layouts.reset(token)
+
+
 def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], cls: type,
                   spec: Any) -> Any:
     """As :func:`run_undressed`; a single tensor that comes out is dressed."""

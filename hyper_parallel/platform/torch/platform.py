@@ -150,6 +150,7 @@ class TorchPlatform(Platform):
     undress = staticmethod(dtensor_base.undress)
     run_undressed = staticmethod(dtensor_base.run_undressed)
     run_and_dress = staticmethod(dtensor_base.run_and_dress)
+    run_with_own_layouts = staticmethod(dtensor_base.run_with_own_layouts)
     value_version = staticmethod(dtensor_base.value_version)
     keep_with_graph = staticmethod(dtensor_base.keep_with_graph)
     operator_name = staticmethod(operator_name)

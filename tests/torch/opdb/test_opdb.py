@@ -25,7 +25,8 @@ SLICE = """
     nn.functional.embedding|cumsum|sort|topk|searchsorted|nn.functional.conv2d
     nn.functional.conv_transpose1d|nn.functional.scaled_dot_product_attention
     nn.functional.cross_entropy|nn.functional.nll_loss|nn.functional.max_pool2d
-    fft.rfftn|linalg.solve|linalg.svd|tril|masked.sum|masked.softmax|to_sparse|as_strided
+    fft.rfftn|linalg.solve|linalg.svd|tril|masked.sum|masked.softmax|masked.amax|masked.argmax
+    masked.var|masked.norm|masked.logsumexp|to_sparse|as_strided
 """
 NAMES = [name.strip() for name in re.split(r"\||\n", SLICE) if name.strip()]
 REFUSED = ("to_sparse",)
