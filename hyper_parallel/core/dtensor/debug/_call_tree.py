@@ -54,6 +54,12 @@ class CallTree:
         self._attach(record, parent)
         self._stack.items.append(record)
 
+    def open_inside(self, record: DebugCall) -> None:
+        """As ``open``, under the innermost open record of this thread."""
+        stack = self._stack.items
+        self._attach(record, stack[-1] if stack else None)
+        stack.append(record)
+
     def close(self, matches: Callable[[DebugCall], bool]) -> DebugCall | None:
         """End the innermost open record of this thread that matches, and those inside it.
 
@@ -74,6 +80,16 @@ class CallTree:
                 del stack[index:]
                 return record
         return None
+
+    def close_op(self, name: str) -> OpCall | None:
+        """As ``close``, for an operator of a name."""
+        stack = self._stack.items
+        record = stack[-1] if stack else None
+        if type(record) is not OpCall or record.op_name != name:
+            return self.close(lambda one: isinstance(one, OpCall) and one.op_name == name)
+        stack.pop()
+        record.duration = time.time() - record.timestamp
+        return record
 
     def add_collective(self, record: CollectiveCall, owner: DebugCall | None = None) -> None:
         """Put a collective under its owner, by default the innermost open record, and count it."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import NATIVE, CollectiveCall
 from hyper_parallel.core.dtensor.debug._tensor_infos import (
-    collective_group,
     group_ranks,
     local_info,
 )
@@ -22,10 +21,16 @@ from hyper_parallel.platform.traffic_adapter import NativeCall
 platform = get_platform()
 
 
-def issued(method_name: str, args: tuple, kwargs: dict) -> tuple[CollectiveCall, Any]:
-    """The record of a collective of the platform, from its arguments; and its group."""
-    sent, input_bytes = local_info(args, kwargs) or (None, 0)
-    group, size = collective_group(method_name, args, kwargs)
+def issued(method_name: str, args: tuple, kwargs: dict, group: Any, size: int | None
+           ) -> CollectiveCall:
+    """The record of a collective of the platform.
+
+    Args:
+        method_name: the platform's method.
+        args, kwargs: its arguments.
+        group, size: what ``collective_group`` says of them.
+    """
+    sent, input_bytes = local_info(*args, kwargs) or (None, 0)
     record = CollectiveCall(
         method_name,
         group_size=size or 0,
@@ -38,7 +43,7 @@ def issued(method_name: str, args: tuple, kwargs: dict) -> tuple[CollectiveCall,
     root = root_of(method_name, args, kwargs)
     if record.ranks and root is not None:
         record.peer = record.ranks[root]
-    return record, group
+    return record
 
 
 def completed(record: CollectiveCall, args: tuple, kwargs: dict, group: Any, result: Any) -> None:

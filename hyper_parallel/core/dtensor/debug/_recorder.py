@@ -31,10 +31,7 @@ from hyper_parallel.core.dtensor.debug._fingerprints import (
 )
 from hyper_parallel.core.dtensor.debug._issued import completed, issued, issued_natively
 from hyper_parallel.core.dtensor.debug._report import TraceReport
-from hyper_parallel.core.dtensor.debug._tensor_infos import (
-    tensor_infos,
-    tensors_in,
-)
+from hyper_parallel.core.dtensor.debug._tensor_infos import collective_group, look
 from hyper_parallel.core.dtensor.debug._traffic import axis_anywhere, axis_of
 from hyper_parallel.core.dtensor.debug._verifier import Verifier
 from hyper_parallel.core.dtensor.tensor_redistribution import OperandUse
@@ -106,7 +103,7 @@ class Recorder(TraceReport):
     @staticmethod
     def _extract_tensor_infos(*values: Any) -> list[TensorInfo]:
         """What is remembered of the tensors among values; tuples, lists and dicts are entered."""
-        return tensor_infos(tensors_in(values))
+        return look(*values)[1]
 
     def still_open(self) -> Recorder | None:
         """This one, or the innermost one around it that has not exited; None without any."""
@@ -127,9 +124,8 @@ class Recorder(TraceReport):
             return
         tree, record = self._tree, OpCall(op_name, operator=op_name)
         try:
-            tree.open(record, tree.innermost)
-            tensors = tensors_in((*args, kwargs) if kwargs else args)
-            record.input_infos = tensor_infos(tensors)
+            tree.open_inside(record)
+            tensors, record.input_infos = look(*args, kwargs) if kwargs else look(*args)
             record.carried_makers = tree.makers.among(tensors)
         except Exception as error:
             self._guard.report(error)
@@ -140,8 +136,7 @@ class Recorder(TraceReport):
 
     def _on_op_dispatch_exit(self, op_name: str, result: Any = None) -> None:
         try:
-            record = self._tree.close(
-                lambda one: isinstance(one, OpCall) and one.op_name == op_name)
+            record = self._tree.close_op(op_name)
             if record is not None:
                 self._finish_op(record, result)
             elif self._closed:
@@ -157,8 +152,8 @@ class Recorder(TraceReport):
     def _finish_op(self, record: OpCall, result: Any) -> None:
         """Note the results, and who made them Partial: this operator, or an earlier one."""
         carried, record.carried_makers = record.carried_makers, None
-        tensors = tensors_in(result)
-        record.output_infos = infos = tensor_infos(tensors)
+        tensors, infos = look(result)
+        record.output_infos = infos
         if self._taker is not None and not self._closed:
             record.call_site = find_call_site()
             record.fingerprints = self._taker.of_outputs(tensors)
@@ -169,10 +164,18 @@ class Recorder(TraceReport):
                     for axis in info.partial_axes})
 
     def _on_collective_call(self, method_name: str, args: tuple, kwargs: dict, result: Any,
-                            seconds: float = 0.0) -> Any:
-        """Record a collective that ended; what is returned replaces its result, if not None."""
+                            seconds: float = 0.0,
+                            sized_group: tuple[Any, int | None] | None = None) -> Any:
+        """Record a collective that ended; what is returned replaces its result, if not None.
+
+        Args:
+            method_name, args, kwargs, result: the call.
+            seconds: how long it took.
+            sized_group: its group and the number of its ranks, if that was found already.
+        """
         with self._guard:
-            record, group = issued(method_name, args, kwargs)
+            group, size = sized_group or collective_group(method_name, args, kwargs)
+            record = issued(method_name, args, kwargs, group, size)
             completed(record, args, kwargs, group, result)
             self._add(record, seconds)
             if self._taker is not None:
@@ -267,8 +270,7 @@ class Recorder(TraceReport):
     def _on_module_event(self, module_fqn: str, event_type: str) -> None:
         with self._guard:
             if event_type == "enter":
-                self._tree.open(AnnotateCall(module_fqn, event_type, module=module_fqn),
-                                self._tree.innermost)
+                self._tree.open_inside(AnnotateCall(module_fqn, event_type, module=module_fqn))
             else:
                 self._tree.close(
                     lambda one: isinstance(one, AnnotateCall) and one.module_fqn == module_fqn)
@@ -277,13 +279,13 @@ class Recorder(TraceReport):
                  steps: tuple, use: OperandUse | None = None) -> TracedMove:
         """A tensor begins to move in the forward pass."""
         tree = self._tree
-        makers = tree.makers.of(tensor)
-        reduced = [makers[axis] for axis, (old, new)
-                   in enumerate(zip(source.placements, target.placements))
-                   if axis in makers and old.is_partial() and old != new]
+        owner = around = tree.innermost
         # What finishes a sum belongs to the operator that left it unfinished.
-        around = tree.innermost
-        owner = reduced[0] if reduced else around
+        for axis, maker in tree.makers.of(tensor).items():
+            old, new = source.placements[axis], target.placements[axis]
+            if old.is_partial() and old != new:
+                owner = maker
+                break
         if use is None and isinstance(around, OpCall):
             use = OperandUse(around.op_name, None)  # a detour of the operator
         move = TracedMove(self, tree, owner, None, use, find_call_site(),

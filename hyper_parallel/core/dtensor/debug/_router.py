@@ -179,17 +179,20 @@ class EventRouter:
         if recorder is not None and recorder._verifier is not None:
             record = None
             with self._guard:
-                record, group = issued(method_name, args, kwargs)
+                group, size = collective_group(method_name, args, kwargs)
+                record = issued(method_name, args, kwargs, group, size)
             if record is not None and record.group_size != 1:
                 recorder._check(record, group)
 
     def _on_collective(self, method_name: str, args: tuple, kwargs: dict, result: Any) -> Any:
         with self._guard:
             recorder = self._collective_receiver()
-            # A group of one has nobody to talk to, the platform did nothing.
-            if recorder is not None and collective_group(method_name, args, kwargs)[1] != 1:
-                return recorder._on_collective_call(method_name, args, kwargs, result,
-                                                    self._tracer.seconds())
+            if recorder is not None:
+                sized_group = collective_group(method_name, args, kwargs)
+                # A group of one has nobody to talk to, the platform did nothing.
+                if sized_group[1] != 1:
+                    return recorder._on_collective_call(method_name, args, kwargs, result,
+                                                        self._tracer.seconds(), sized_group)
         return None
 
     def _note_failure(self, error: str) -> None:

@@ -1,7 +1,7 @@
 """Reads what a trace remembers out of the arguments and results of a call."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,56 +18,52 @@ _TENSOR_TYPES = (DTensor, platform.Tensor)
 _NO_TENSORS = frozenset({type(None), bool, int, float, str})
 
 
-def tensors_in(values: Any) -> list[Any]:
-    """The tensors in a value, in order, through tuples, lists and the values of dicts."""
-    if type(values) is DTensor:
-        return [values]
-    found: list[Any] = []
-    _collect((values,) if isinstance(values, _TENSOR_TYPES) else values, found)
-    return found
+def look(*values: Any) -> tuple[list[Any], list[TensorInfo]]:
+    """The tensors in values, and what is remembered of each.
+
+    They are found in order, through tuples, lists and the values of dicts. Only metadata is read,
+    so nothing is communicated.
+    """
+    tensors: list[Any] = []
+    infos: list[TensorInfo] = []
+    # Read from the local tensor, the dtype is the same and much cheaper to come by.
+    platform.run_undressed(_look, (values, tensors, infos), {})
+    return tensors, infos
 
 
-def _collect(values: Any, found: list[Any]) -> None:
-    if isinstance(values, dict):
-        values = values.values()
-    elif not isinstance(values, (tuple, list)):
-        return
+def _look(values: Iterable[Any], tensors: list[Any], infos: list[TensorInfo]) -> None:
     for value in values:
         kind = type(value)
         if kind is DTensor:
-            found.append(value)
-        elif kind not in _NO_TENSORS:
-            if isinstance(value, _TENSOR_TYPES):
-                found.append(value)
-            else:
-                _collect(value, found)
+            tensors.append(value)
+            infos.append(_dtensor_info(value._spec, value.dtype))
+        elif kind in _NO_TENSORS:
+            continue
+        elif isinstance(value, _TENSOR_TYPES):
+            tensors.append(value)
+            infos.append(_dtensor_info(value._spec, value.dtype) if isinstance(value, DTensor)
+                         else _plain_info(value.shape, value.dtype))
+        elif isinstance(value, (tuple, list)):
+            _look(value, tensors, infos)
+        elif isinstance(value, dict):
+            _look(value.values(), tensors, infos)
 
 
 def tensor_info(tensor: Any) -> TensorInfo:
     """What is remembered of one tensor."""
-    return tensor_infos((tensor,))[0]
-
-
-def tensor_infos(tensors: Sequence[Any]) -> list[TensorInfo]:
-    """What is remembered of tensors. Reads metadata only, so nothing is communicated."""
-    # Read from the local tensor, the dtype is the same and much cheaper to come by.
-    return platform.run_undressed(_infos, (tensors,), {}) if tensors else []
+    return look(tensor)[1][0]
 
 
 def local_info(*values: Any) -> tuple[TensorInfo, int] | None:
     """What this rank holds of the first tensor among values, and its bytes; None without one."""
-    for tensor in tensors_in(values):
-        return platform.run_undressed(_local_info, (tensor,), {})
-    return None
+    tensor = values[0] if values and type(values[0]) is platform.Tensor else None
+    if tensor is None:
+        tensor = next(iter(look(*values)[0]), None)
+    return None if tensor is None else platform.run_undressed(_local_info, (tensor,), {})
 
 
 def _local_info(tensor: Any) -> tuple[TensorInfo, int]:
     return _plain_info(tensor.shape, tensor.dtype), tensor.nbytes
-
-
-def _infos(tensors: Sequence[Any]) -> list[TensorInfo]:
-    return [_dtensor_info(tensor._spec, tensor.dtype) if isinstance(tensor, DTensor)
-            else _plain_info(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 # Tensors that look alike share their info: a trace has few kinds of them.

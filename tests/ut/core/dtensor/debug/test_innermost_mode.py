@@ -291,7 +291,7 @@ class TestMoves:
             token = observer.begin(None, object(), object(), (4,), STEPS)
             all_reduce(platform)
             observer.end(token)
-        assert "placements" in mode.incomplete
+        assert "device_mesh" in mode.incomplete
         assert mode.get_total_counts() == 1
 
 
