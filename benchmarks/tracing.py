@@ -96,18 +96,24 @@ def make_step(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
     return step
 
 
-def make_variants(name: str) -> dict[str, Variant]:
-    """All variants of one model, from the same weights."""
+def spread(ours: nn.Module, theirs: nn.Module, plan: dict[str, str]
+           ) -> tuple[nn.Module, nn.Module]:
+    """Two models with the first one's weights, each spread by one of the libraries."""
     size = dist.get_world_size()
-    torch.manual_seed(0)
-    ours, plan, shape = MODELS[name]()
-    theirs = MODELS[name]()[0]
     theirs.load_state_dict(ours.state_dict())
     styles = {"columns": "ColwiseParallel", "rows": "RowwiseParallel"}
     hp.parallelize_module(ours, hp.init_device_mesh((size,), ("tp",)), {
         path: getattr(hp, styles[kind])() for path, kind in plan.items()})
     torch_parallel.parallelize_module(theirs, torch_init_device_mesh("cpu", (size,)), {
         path: getattr(torch_parallel, styles[kind])() for path, kind in plan.items()})
+    return ours, theirs
+
+
+def make_variants(name: str) -> dict[str, Variant]:
+    """All variants of one model, from the same weights."""
+    torch.manual_seed(0)
+    first, plan, shape = MODELS[name]()
+    ours, theirs = spread(first, MODELS[name]()[0], plan)
     x = torch.randn(shape)
     our_step, their_step = make_step(ours, x), make_step(theirs, x)
     return {

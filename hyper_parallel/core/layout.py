@@ -255,6 +255,15 @@ class TensorSpec:
         """Spec of the gradient."""
         return TensorSpec(self.layout.dual, self.shape)
 
+    @cached_property
+    def is_root(self) -> bool:
+        """Whether a backward pass may start at a tensor with this spec.
+
+        The gradient of a sum is the whole one; any other reduction has to be part of the graph.
+        """
+        return all(type(placement) is not Partial or placement.reduce_op == "sum"
+                   for placement in self.layout.placements)
+
 
 def _check_placements(mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[Placement, ...]:
     if not isinstance(mesh, DeviceMesh):

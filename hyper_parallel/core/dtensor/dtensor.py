@@ -186,6 +186,8 @@ class DTensor(platform.DTensorBase):
         """This rank's part of ``grad`` for a tensor with ``spec``; a plain one is replicated."""
         if isinstance(grad, DTensor):
             source = grad._spec
+            if source is spec.dual is spec:
+                return platform.undress(grad)
         else:
             whole = Layout(spec.layout.device_mesh, [Replicate()] * spec.layout.device_mesh.ndim)
             source = TensorSpec(whole, grad.shape)
@@ -204,10 +206,8 @@ class DTensor(platform.DTensorBase):
         return platform.dress(grad, DTensor, spec.dual)
 
     def _as_root(self) -> "DTensor":
-        """The tensor to start a backward pass from: the gradient of a sum is the whole one, any
-        other reduction has to be part of the graph."""
-        if all(placement in (Partial(), Replicate()) or placement.is_shard()
-               for placement in self.placements):
+        """The tensor to start a backward pass from."""
+        if self._spec.is_root:
             return self
         return self.redistribute(placements=[
             Replicate() if placement.is_partial() else placement
