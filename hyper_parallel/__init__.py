@@ -8,13 +8,17 @@ from hyper_parallel.core.shard import ops
 from hyper_parallel.core.shard._op_dispatch import dispatcher
 from hyper_parallel.core.shard._registry import register_rule
 from hyper_parallel.core.tensor_parallel import (
-    ColwiseParallel, RowwiseParallel, parallelize_module)
+    ColwiseParallel, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
+    PrepareModuleOutput, RowwiseParallel, SequenceParallel, describe, distribute_module,
+    loss_parallel, parallelize_module, unparallelize_module)
 from hyper_parallel.platform import get_platform
 
 __all__ = [
-    "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "Layout", "Partial", "Replicate",
-    "RowwiseParallel", "Shard", "distribute_tensor", "get_platform", "init_device_mesh",
-    "parallelize_module", "register_rule", "visualize_sharding",
+    "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "Layout", "ParallelStyle",
+    "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput",
+    "Replicate", "RowwiseParallel", "SequenceParallel", "Shard", "describe", "distribute_module",
+    "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
+    "parallelize_module", "register_rule", "unparallelize_module", "visualize_sharding",
 ]
 
 # The tensor base class below knows no dispatcher: it is given one here.

@@ -15,7 +15,11 @@ class ModuleAdapter(ABC):
     @staticmethod
     @abstractmethod
     def layer_kind(module: Any) -> Optional[str]:
-        """``"linear"`` or ``"embedding"`` for such a layer, None for any other module."""
+        """What a layer computes, None for a module that is no such layer.
+
+        ``"linear"`` has a weight of shape (outputs, inputs), ``"transposed_linear"`` one of
+        (inputs, outputs), ``"embedding"`` one of (rows, columns).
+        """
 
     @staticmethod
     @abstractmethod
@@ -49,18 +53,48 @@ class ModuleAdapter(ABC):
         """
 
     @staticmethod
+    def own_buffers(module: Any) -> dict[str, Any]:
+        """The buffers that ``module`` itself holds, by name, without those of its children.
+
+        Raises:
+            NotImplementedError: the framework's modules have none.
+        """
+        raise NotImplementedError(f"modules have no buffers here ({type(module).__name__})")
+
+    @staticmethod
+    def replace_buffer(module: Any, name: str, value: Any) -> None:
+        """Put the tensor ``value`` in the place of a module's own buffer.
+
+        Raises:
+            NotImplementedError: the framework's modules have none.
+        """
+        raise NotImplementedError(f"modules have no buffers here ({name}, {type(value).__name__})")
+
+    @staticmethod
     @abstractmethod
     def wrap_forward(module: Any, before: Optional[BeforeForward],
                      after: Optional[AfterForward]) -> None:
         """Change what the forward of ``module`` is given and what comes out of it.
 
-        Hooks that the module has already stay outside: they see what the caller sees.
+        Hooks that the module has already stay outside: they see what the caller sees. Of several
+        wraps the first one's functions are called first, as hooks are.
 
         Args:
             module: the module.
             before: called as ``before(module, args, kwargs)``; returns both anew.
             after: called as ``after(module, args, output)``; returns the output anew.
         """
+
+    @staticmethod
+    def unwrap_forward(module: Any) -> None:
+        """Take away all that :meth:`wrap_forward` put around the forward of ``module``.
+
+        Raises:
+            NotImplementedError: the platform cannot.
+        """
+        raise NotImplementedError(
+            f"this platform cannot undo wrap_forward on a {type(module).__name__}; make the module "
+            "again")
 
     @staticmethod
     @abstractmethod

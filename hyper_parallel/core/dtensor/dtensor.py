@@ -29,6 +29,7 @@ class DTensor(platform.DTensorBase):
     """
 
     _spec: TensorSpec
+    _views_of_leaf = False  # whether the views shared with a plain tensor hang at a leaf
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -180,6 +181,15 @@ class DTensor(platform.DTensorBase):
         moves = _moves_to(self._spec, target)
         steps = tuple(step for move in moves for step in move.all_steps)
         return RedistributionPlan(steps, tuple(self.shape), self.itemsize)
+
+    def share_views_with(self, plain: Any) -> None:
+        """Sum the gradients of this replicated alias of ``plain`` with those of its other aliases.
+
+        The views through which uses that vary are summed are ``plain``'s then, so that all of
+        them cost one all-reduce.
+        """
+        self.__dict__.update(_views=plain.__dict__.setdefault("_views", {}),
+                             _views_of_leaf=plain.is_leaf)
 
     @staticmethod
     def _local_gradient(grad: Any, spec: TensorSpec) -> Any:

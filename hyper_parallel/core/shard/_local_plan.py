@@ -308,6 +308,7 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
     views = tensor.__dict__.get("_views")
     if views is None:
         views = tensor._views = {}
+    at_leaf = tensor.is_leaf or getattr(tensor, "_views_of_leaf", False)
     version = _value_version(tensor)
     known, view = views.get(move), None
     if known is not None and known[0] == version:
@@ -316,8 +317,8 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
             view = view()
     if view is None:
         view = _make_view(tensor, move, _beside_parameter(use, args))
-        views[move] = (version, weakref.ref(view) if tensor.is_leaf else view)
-    if tensor.is_leaf:
+        views[move] = (version, weakref.ref(view) if at_leaf else view)
+    if at_leaf:
         kept.append(view)
     return view
 

@@ -1,17 +1,17 @@
 """What happens at the boundary of a parallel module: plain tensors and DTensors change places.
 
-Both halves only redistribute, dress and undress, so a trace shows the module's own operators and
-nothing of the boundary but the collectives that a change of layout costs.  They are values that
-know no module, so a copied or pickled module takes its own copies along.
+All of it only redistributes, dresses and undresses, so a trace shows the module's own operators
+and nothing of the boundary but the collectives that a change of layout costs.  The functions are
+values that know no module, so a copied or pickled module takes its own copies along.
 """
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import Layout
-from hyper_parallel.core.placement_types import Placement, Shard
+from hyper_parallel.core.placement_types import Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -74,8 +74,7 @@ class EnterModule(_Boundary):
             raise TypeError(f"{self._who} takes a tensor as its first argument, but got a "
                             f"{type(value).__name__}.")
         if not isinstance(value, DTensor):
-            value = DTensor.from_local(value, self._mesh, (self._given,),
-                                       shape=self._global_shape(value))
+            value = _dressed(value, self._mesh, self._given, self._global_shape(value))
         return self._arrange(value)
 
     def _global_shape(self, local: Any) -> Optional[tuple[int, ...]]:
@@ -84,6 +83,20 @@ class EnterModule(_Boundary):
                 or self._given.dim not in (-1, ndim - 1):
             return None
         return (*local.shape[:-1], self._features)
+
+
+def _dressed(plain: Any, mesh: DeviceMesh, placement: Placement,
+             shape: Optional[tuple[int, ...]] = None) -> DTensor:
+    """A plain tensor as a DTensor.
+
+    One tensor may enter several modules, as the input of attention enters its three projections.
+    So that its gradients still add up before one all-reduce, its dressed aliases share the views
+    through which they are summed.
+    """
+    value = DTensor.from_local(plain, mesh, (placement,), shape=shape)
+    if isinstance(placement, Replicate) and platform.needs_gradient(plain):
+        value.share_views_with(plain)
+    return value
 
 
 class LeaveModule(_Boundary):
@@ -106,3 +119,91 @@ class LeaveModule(_Boundary):
                             f"{type(output).__name__}.")
         output = self._arrange(output)
         return output.to_local() if self._to_plain else output
+
+
+class Arrange(_Boundary):
+    """Moves one tensor from the layout that it has to the one wanted.
+
+    Args:
+        who: style and module, for messages.
+        mesh: mesh of one axis.
+        given: how a plain tensor lies.
+        wanted: how it shall lie.
+        to_plain: whether the result is this rank's part as a plain tensor.
+    """
+
+    def __init__(self, who: str, mesh: DeviceMesh, given: Placement, wanted: Placement,
+                 to_plain: bool) -> None:
+        super().__init__(who, mesh, wanted)
+        self._given = given
+        self._to_plain = to_plain
+
+    @staticmethod
+    def of(who: str, mesh: DeviceMesh, given: Optional[Placement], wanted: Optional[Placement],
+           to_plain: bool) -> Optional[Arrange]:
+        """What to do with one tensor; None to leave it alone."""
+        return None if given is None else Arrange(who, mesh, given, wanted or given, to_plain)
+
+    def __call__(self, value: Any) -> Any:
+        if value is None:  # an optional argument that was not given
+            return None
+        if not isinstance(value, platform.Tensor):
+            raise TypeError(f"{self._who} has a layout for a {type(value).__name__}; a layout is "
+                            "for a tensor, write None in its place.")
+        if not isinstance(value, DTensor):
+            value = _dressed(value, self._mesh, self._given)
+        value = self._arrange(value)
+        return value.to_local() if self._to_plain else value
+
+
+class PrepareArguments:
+    """Arranges the arguments of a module, each in its way.
+
+    Args:
+        who: style and module, for messages.
+        positions: what to do with each positional argument; None leaves all alone.
+        keywords: what to do with arguments by keyword.
+    """
+
+    def __init__(self, who: str, positions: Optional[tuple[Optional[Arrange], ...]],
+                 keywords: Mapping[str, Optional[Arrange]]) -> None:
+        self._who = who
+        self._positions = positions
+        self._keywords = keywords
+
+    def __call__(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if self._positions is not None:
+            args = _each(self._who, "input_layouts", self._positions, args)
+        if self._keywords:
+            kwargs = {name: _arranged(self._keywords.get(name), value)
+                      for name, value in kwargs.items()}
+        return args, kwargs
+
+
+class PrepareResults:
+    """Arranges the results of a module, each in its way.
+
+    Args:
+        who: style and module, for messages.
+        results: what to do with each of them.
+    """
+
+    def __init__(self, who: str, results: tuple[Optional[Arrange], ...]) -> None:
+        self._who = who
+        self._results = results
+
+    def __call__(self, module: Any, args: tuple, output: Any) -> Any:
+        if isinstance(output, (tuple, list)):
+            return _each(self._who, "output_layouts", self._results, tuple(output))
+        return _each(self._who, "output_layouts", self._results, (output,))[0]
+
+
+def _each(who: str, name: str, arrangements: tuple[Optional[Arrange], ...], values: tuple) -> tuple:
+    if len(values) != len(arrangements):
+        raise ValueError(f"{who} has {name} for {len(arrangements)} tensors, but there are "
+                         f"{len(values)}; write one for each, None to leave it alone.")
+    return tuple(map(_arranged, arrangements, values))
+
+
+def _arranged(arrange: Optional[Arrange], value: Any) -> Any:
+    return value if arrange is None else arrange(value)

@@ -3,24 +3,28 @@ from __future__ import annotations
 
 import difflib
 from fnmatch import fnmatchcase
-from typing import Any, Mapping, NamedTuple, Optional, Union
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor, distribute_tensor
 from hyper_parallel.core.placement_types import Placement
+from hyper_parallel.core.tensor_parallel._heads import check_heads
+from hyper_parallel.core.tensor_parallel._record import Applied, applied_to, forget, note
 from hyper_parallel.core.tensor_parallel.style import ModulePlan, ParallelStyle
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
 
-Plan = Union[ParallelStyle, Mapping[str, ParallelStyle]]
+Styles = Union[ParallelStyle, Sequence[ParallelStyle], None]
+Plan = Union[ParallelStyle, Mapping[str, Styles]]
 
 
 class _Job(NamedTuple):
-    """One module that a plan entry names."""
+    """One style for one module that a plan entry names."""
 
     path: str
     module: Any
+    style: ParallelStyle
     plan: ModulePlan
 
 
@@ -46,7 +50,10 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
         device_mesh: mesh of one axis, such as ``mesh["tp"]``.
         plan: a style for ``module`` itself, or styles by path.  A path is written as in
             ``named_modules``; each of its components may have the wildcards of ``fnmatch``, so
-            ``"layers.*.fc1"`` names a layer in each block.  ``""`` is ``module`` itself.
+            ``"layers.*.fc1"`` names a layer in each block.  ``""`` is ``module`` itself.  Several
+            styles for one module - in a sequence, or by several entries - are applied one around
+            the other in the order of the plan; one of them may spread parameters.  None leaves a
+            module alone.
         parallelize_plan: PyTorch's name of ``plan``.
         src_data_rank: rank along the axis whose parameters count; None takes every rank's own
             ones and sends nothing.
@@ -57,8 +64,9 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
     Raises:
         TypeError: an argument of a wrong type, or a style for a module that it does not know.
         ValueError: a mesh of several axes or without this rank, a path that names nothing, two
-            entries for one module, a layer that cannot be split, or a shared parameter that
-            would be spread in two ways.
+            styles that spread one module's parameters, a layer that cannot be split, attention
+            heads that the ranks do not divide, or a shared parameter that would be spread in two
+            ways.
         RuntimeError: a module that is parallelized already.
     """
     plan = _the_plan(plan, parallelize_plan)
@@ -71,6 +79,45 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
     _spread_parameters(jobs, _places(modules), device_mesh, src_data_rank)
     for job in jobs:
         platform.wrap_forward(job.module, job.plan.before, job.plan.after)
+        note(job.module, Applied(job.style, device_mesh, tuple(job.plan.parameters)))
+    return module
+
+
+def unparallelize_module(module: Any) -> Any:
+    """Undo :func:`parallelize_module` and ``distribute_module``, whatever was trained since.
+
+    All ranks of the mesh call it.  Every parameter becomes a plain one with all its values, on
+    each rank; as the parameters are new objects, make the optimizer anew.
+
+    Args:
+        module: the module, or a part of one; it is changed and returned.
+
+    Raises:
+        TypeError: ``module`` is no module.
+        RuntimeError: nothing in it was parallelized.
+    """
+    if not isinstance(module, platform.Module):
+        raise TypeError(f"unparallelize_module takes a module, but got a {type(module).__name__}.")
+    modules = list(platform.named_modules(module))
+    changed = [part for _, part in modules if applied_to(part)]
+    if not changed:
+        raise RuntimeError("nothing in this module was parallelized, so there is nothing to undo.")
+    places = _places(modules)
+    whole: dict[int, Any] = {}
+    buffers: list[tuple[Any, str, Any]] = []
+    for part in changed:
+        for value in platform.own_parameters(part).values():
+            if isinstance(value, DTensor) and id(value) not in whole:
+                whole[id(value)] = value.full_tensor().detach()
+        buffers += [(part, name, value.full_tensor()) for name, value
+                    in platform.own_buffers(part).items() if isinstance(value, DTensor)]
+    for key, value in whole.items():
+        _replace(places[key], value)
+    for part, name, value in buffers:
+        platform.replace_buffer(part, name, value)
+    for part in changed:
+        platform.unwrap_forward(part)
+        forget(part)
     return module
 
 
@@ -81,15 +128,23 @@ def _the_plan(plan: Optional[Plan], parallelize_plan: Optional[Plan]) -> Mapping
                         f"parallelize_plan, but got {plan!r} and {parallelize_plan!r}.")
     plan = parallelize_plan if plan is None else plan
     if not isinstance(plan, Mapping):
-        plan = {"": plan}
-    for entry, style in plan.items():
+        plan = {"": plan if isinstance(plan, ParallelStyle) else (plan,)}
+    for entry, styles in plan.items():
         if not isinstance(entry, str):
             raise TypeError(f"a plan names modules by path, but has the key {entry!r}.")
-        if not isinstance(style, ParallelStyle):
-            call = f"; write {style.__name__}()" if isinstance(style, type) else ""
-            raise TypeError("a plan holds styles of hyper_parallel, such as ColwiseParallel(), but "
-                            f"for {entry!r} it has {style!r}{call}.")
+        for style in _styles(styles):
+            if not isinstance(style, ParallelStyle):
+                call = f"; write {style.__name__}()" if isinstance(style, type) else ""
+                raise TypeError("a plan holds styles of hyper_parallel, such as ColwiseParallel(), "
+                                f"but for {entry!r} it has {style!r}{call}.")
     return plan
+
+
+def _styles(styles: Styles) -> Sequence[ParallelStyle]:
+    """The value of a plan's entry as a sequence."""
+    if styles is None:
+        return ()
+    return styles if isinstance(styles, (tuple, list)) else (styles,)
 
 
 def _check_mesh(mesh: DeviceMesh, source: Optional[int]) -> None:
@@ -113,24 +168,41 @@ def _jobs(modules: list[tuple[str, Any]], plan: Mapping[str, ParallelStyle], mes
 
     That order is the same on every rank, while a plan may have been written in any.
     """
-    entry_of: dict[int, str] = {}
+    entries_of: dict[int, list[str]] = {}
     for entry in plan:
-        matches = [(path, module) for path, module in modules if _names(entry, path)]
-        if not matches:
+        named = {id(module) for path, module in modules if _names(entry, path)}
+        if not named:
             raise ValueError(f"no module has the path {entry!r}{_near(entry, modules)}.")
-        for path, module in matches:
-            other = entry_of.setdefault(id(module), entry)
-            if other != entry:
-                raise ValueError(f"two entries of the plan, {other!r} and {entry!r}, name the same "
-                                 f"module {path!r}; take one of them out.")
+        for key in named:
+            entries_of.setdefault(key, []).append(entry)
+    by_path = dict(modules)
     jobs = []
     for path, module in modules:
-        entry = entry_of.pop(id(module), None)
-        if entry is not None:
-            job = _Job(path, module, plan[entry].plan_module(path, module, mesh))
+        entries = entries_of.pop(id(module), [])
+        own = [_Job(path, module, style, style.plan_module(path, module, mesh))
+               for entry in entries for style in _styles(plan[entry])]
+        _check_together(own, entries, modules)
+        for job in own:
             _check_fresh(job)
-            jobs.append(job)
+            if job.plan.cut is not None:
+                check_heads(path, by_path.get(path.rpartition(".")[0]), job.plan.cut, mesh.size())
+        jobs += own
     return jobs
+
+
+def _check_together(jobs: Sequence[_Job], entries: Sequence[str], modules: list[tuple[str, Any]]
+                    ) -> None:
+    """Raise unless at most one of the styles for one module spreads parameters."""
+    spreading = [job for job in jobs if job.plan.parameters]
+    if len(spreading) < 2:
+        return
+    path, module = spreading[0].path, spreading[0].module
+    if len(entries) > 1:
+        path = next(other for other, one in modules if one is module and _names(entries[1], other))
+        raise ValueError(f"two entries of the plan, {entries[0]!r} and {entries[1]!r}, name the "
+                         f"same module {path!r}; take one of them out.")
+    raise ValueError(f"{path!r} has two styles that spread its parameters, {spreading[0].style!r} "
+                     f"and {spreading[1].style!r}; take one of them out.")
 
 
 def _names(entry: str, path: str) -> bool:
@@ -199,6 +271,11 @@ def _spread_parameters(jobs: list[_Job], places: Mapping[int, list[_Place]], mes
     for job in jobs:
         for _, parameter, placement in _parameters(job):
             if not isinstance(parameter, DTensor):  # else it came with another module
-                spread = distribute_tensor(parameter, mesh, [placement], src_data_rank=source)
-                for place in places[id(parameter)]:
-                    spread = platform.replace_parameter(place.module, place.name, spread)
+                _replace(places[id(parameter)], distribute_tensor(
+                    parameter, mesh, [placement], src_data_rank=source))
+
+
+def _replace(places: Sequence[_Place], value: Any) -> None:
+    """Put one new parameter wherever the old one is held."""
+    for place in places:
+        value = platform.replace_parameter(place.module, place.name, value)

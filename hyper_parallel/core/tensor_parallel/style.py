@@ -21,11 +21,14 @@ class ModulePlan(NamedTuple):
         parameters: placement of each of the module's own parameters, by name.
         before: what happens to the arguments of its forward, or None.
         after: what happens to the result, or None.
+        cut: number of features of the result that the ranks share out, where no rank has all of
+            them; in attention they must be whole heads.
     """
 
     parameters: Mapping[str, Placement]
     before: Optional[BeforeForward]
     after: Optional[AfterForward]
+    cut: Optional[int] = None
 
 
 class ParallelStyle(ABC):
@@ -46,6 +49,13 @@ class ParallelStyle(ABC):
         """
 
 
+def check_flag(style: ParallelStyle, name: str) -> None:
+    """Raise TypeError unless the field ``name`` of ``style`` is True or False."""
+    value = getattr(style, name)
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} of {type(style).__name__} is True or False, but got {value!r}.")
+
+
 class _Split(NamedTuple):
     """How a kind of layer is split: its parameters, and the input that fits to them."""
 
@@ -63,6 +73,7 @@ class _LayerStyle(ParallelStyle):
 
     _splits: ClassVar[Mapping[str, _Split]]
     _default_output: ClassVar[Placement]
+    _cuts_result: ClassVar[bool]
 
     def __post_init__(self) -> None:
         style = type(self).__name__
@@ -99,7 +110,8 @@ class _LayerStyle(ParallelStyle):
                 f"{style} splits the parameters {', '.join(split.parameters)} of a {kind} layer, "
                 f"but {path!r}, a {type(module).__name__}, has {', '.join(parameters) or 'none'} "
                 "of its own; write a ParallelStyle for it, or remove its parametrization first.")
-        features = parameters["weight"].shape[1] if kind == "linear" else None
+        features = None if kind == "embedding" else \
+            parameters["weight"].shape[1 if kind == "linear" else 0]
         output = self.output_layouts or self._default_output
         to_plain = self.use_local_output
         if to_plain is None:
@@ -109,13 +121,16 @@ class _LayerStyle(ParallelStyle):
             {name: split.parameters[name] for name in parameters},
             EnterModule(who, device_mesh, self.input_layouts or split.input, split.input,
                         features),
-            LeaveModule(who, device_mesh, output, to_plain))
+            LeaveModule(who, device_mesh, output, to_plain),
+            parameters["weight"].shape[split.parameters["weight"].dim]
+            if kind != "embedding" and self._cuts_result and output == Shard(-1) else None)
 
 
 class ColwiseParallel(_LayerStyle):
     """Splits the output features of a Linear, or the columns of an Embedding.
 
-    A Linear's weight and bias are ``Shard(0)``, an Embedding's weight is ``Shard(1)``.  The
+    A Linear's weight and bias are ``Shard(0)``, an Embedding's weight is ``Shard(1)``; GPT-2's
+    ``Conv1D`` of the transformers package is a Linear whose weight lies the other way.  The
     forward communicates only where the input has to be gathered.
 
     Args:
@@ -132,9 +147,11 @@ class ColwiseParallel(_LayerStyle):
 
     _splits = {
         "linear": _Split({"weight": Shard(0), "bias": Shard(0)}, Replicate()),
+        "transposed_linear": _Split({"weight": Shard(1), "bias": Shard(0)}, Replicate()),
         "embedding": _Split({"weight": Shard(1)}, Replicate()),
     }
     _default_output = Shard(-1)
+    _cuts_result = True
 
 
 class RowwiseParallel(_LayerStyle):
@@ -157,6 +174,8 @@ class RowwiseParallel(_LayerStyle):
 
     _splits = {
         "linear": _Split({"weight": Shard(1), "bias": Replicate()}, Shard(-1)),
+        "transposed_linear": _Split({"weight": Shard(0), "bias": Replicate()}, Shard(-1)),
         "embedding": _Split({"weight": Shard(0)}, Replicate()),
     }
     _default_output = Replicate()
+    _cuts_result = False

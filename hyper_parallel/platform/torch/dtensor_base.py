@@ -24,7 +24,7 @@ _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
 
 # What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
-_OWN_ATTRIBUTES = ("_spec", "_views", "_gathered_from", "_copied_from")
+_OWN_ATTRIBUTES = ("_spec", "_views", "_views_of_leaf", "_gathered_from", "_copied_from")
 
 # Whether whoever asks for ``layout`` is code of torch's own that means the memory layout.
 memory_layouts: ContextVar[bool] = ContextVar("memory_layouts", default=False)

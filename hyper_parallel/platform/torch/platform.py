@@ -187,7 +187,10 @@ class TorchPlatform(Platform):
     named_modules = staticmethod(modules.named_modules)
     own_parameters = staticmethod(modules.own_parameters)
     replace_parameter = staticmethod(modules.replace_parameter)
+    own_buffers = staticmethod(modules.own_buffers)
+    replace_buffer = staticmethod(modules.replace_buffer)
     wrap_forward = staticmethod(modules.wrap_forward)
+    unwrap_forward = staticmethod(modules.unwrap_forward)
     watch_interrupted_calls = staticmethod(watch_interrupted_calls)
 
     fingerprint = staticmethod(values.fingerprint)

@@ -13,16 +13,23 @@ platform = get_platform()
 
 @rule_for("cat concat concatenate")
 def _cat(call: Call) -> Optional[Rule]:
-    """All operands share the other dims; the joined one is whole."""
-    shapes = call.shapes
-    if len({len(shape) for shape in shapes}) > 1:
-        return None  # the legacy empty tensors of shape (0,)
-    dim = positive_dim(call.argument(1, "dim", call.kwargs.get("axis", 0)), len(shapes[0]))
-    operand, sizes = named_dims(shapes[0])
-    joined = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1:])
-    return Rule((operand,) * len(shapes), (operand,), sizes, whole=frozenset((f"d{dim}",)),
-                terms=tuple((index,) for index in range(len(shapes))), moves=True,
-                result_shapes=(joined,))
+    """All operands share the other dims; the joined one is whole.
+
+    Beside tensors of several dims, one of shape (0,) stands for no tensor at all, as in the caches
+    that decoders begin with.
+    """
+    ndim = max(map(len, call.shapes))
+    joined = [shape for shape in call.shapes if len(shape) == ndim]
+    if any(len(shape) != ndim and tuple(shape) != (0,) for shape in call.shapes):
+        return None
+    dim = positive_dim(call.argument(1, "dim", call.kwargs.get("axis", 0)), ndim)
+    operand, sizes = named_dims(joined[0])
+    sizes["nothing"] = 0
+    result = (*joined[0][:dim], sum(shape[dim] for shape in joined), *joined[0][dim + 1:])
+    return Rule(tuple(operand if len(shape) == ndim else (("nothing",),) for shape in call.shapes),
+                (operand,), sizes, whole=frozenset((f"d{dim}", "nothing")),
+                terms=tuple((index,) for index, shape in enumerate(call.shapes)
+                            if len(shape) == ndim), moves=True, result_shapes=(result,))
 
 
 @rule_for("stack")

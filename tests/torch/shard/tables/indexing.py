@@ -40,6 +40,8 @@ INDEXING: list[Entry] = [
     entry("concatenate", lambda a, b: torch.concatenate([a, b]), X, X),
     entry("cat itself", lambda a: torch.cat([a, a, a * 2]), X),
     entry("cat empty", lambda a: torch.cat([a, a.new_zeros(0)]), X),
+    entry("cat with nothing", lambda a, b: torch.cat([a.new_zeros(0), a, b, a.new_zeros(0)], -1),
+          X, (5, 2)),
     entry("stack", lambda a, b: torch.stack([a, b]), X, X),
     entry("stack -1", lambda a, b: torch.stack((a, b), -1), X, X),
     entry("stack kw", lambda a, b: torch.stack(tensors=[a, b], dim=1), X, X),
