@@ -10,7 +10,7 @@ from hyper_parallel.core.shard._registry import register_rule
 from hyper_parallel.core.tensor_parallel import (
     ColwiseParallel, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
     PrepareModuleOutput, RowwiseParallel, SequenceParallel, describe, distribute_module,
-    loss_parallel, parallelize_module, unparallelize_module)
+    loss_parallel, parallelize_module, replicate, unparallelize_module)
 from hyper_parallel.platform import get_platform
 
 __all__ = [
@@ -18,7 +18,8 @@ __all__ = [
     "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput",
     "Replicate", "RowwiseParallel", "SequenceParallel", "Shard", "describe", "distribute_module",
     "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
-    "parallelize_module", "register_rule", "unparallelize_module", "visualize_sharding",
+    "parallelize_module", "register_rule", "replicate", "unparallelize_module",
+    "visualize_sharding",
 ]
 
 # The tensor base class below knows no dispatcher: it is given one here.

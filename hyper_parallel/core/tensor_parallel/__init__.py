@@ -5,6 +5,7 @@ from hyper_parallel.core.tensor_parallel.distribute import distribute_module
 from hyper_parallel.core.tensor_parallel.loss import loss_parallel
 from hyper_parallel.core.tensor_parallel.prepare import (
     PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput)
+from hyper_parallel.core.tensor_parallel.replicate import replicate
 from hyper_parallel.core.tensor_parallel.sequence import SequenceParallel
 from hyper_parallel.core.tensor_parallel.style import (
     ColwiseParallel, ParallelStyle, RowwiseParallel)
@@ -12,5 +13,5 @@ from hyper_parallel.core.tensor_parallel.style import (
 __all__ = [
     "ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput",
     "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel", "describe", "distribute_module",
-    "loss_parallel", "parallelize_module", "unparallelize_module",
+    "loss_parallel", "parallelize_module", "replicate", "unparallelize_module",
 ]

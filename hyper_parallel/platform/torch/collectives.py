@@ -91,6 +91,11 @@ def all_reduce(data: Tensor, op: str, group: dist.ProcessGroup, size: int) -> Te
     return _reduced(total, op, size, dtype)
 
 
+def all_reduce_async(data: Tensor, op: str, group: dist.ProcessGroup) -> Any:
+    """Combine every rank's ``data`` in place; gives the handle to wait for."""
+    return dist.all_reduce(data, _reduce_op(op, data.dtype), group, async_op=True)
+
+
 def reduce_scatter(data: Tensor, dim: int, op: str, group: dist.ProcessGroup,
                    size: int) -> Tensor:
     """The own piece along ``dim`` of the sum or average of every rank's ``data``."""

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, groups, masked_overrides, modules, random,
-    translation, values)
+    autograd_overrides, collectives, dtensor_base, gradients, groups, masked_overrides, modules,
+    random, translation, values)
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
@@ -370,6 +370,22 @@ class TorchPlatform(Platform):
                 grad, output_splits, input_splits, group),
             input_tensor)
         return output, started[0]
+
+    # ---- gradients of replicated modules ----
+
+    on_gradient = staticmethod(gradients.on_gradient)
+    on_backward_from = staticmethod(gradients.on_backward_from)
+    at_end_of_backward = staticmethod(gradients.at_end_of_backward)
+    local_gradient = staticmethod(gradients.local_gradient)
+    set_local_gradient = staticmethod(gradients.set_local_gradient)
+    local_value = staticmethod(gradients.local_value)
+    join_flat = staticmethod(gradients.join_flat)
+    tensors_within = staticmethod(gradients.tensors_within)
+    map_tensors = staticmethod(gradients.map_tensors)
+
+    @staticmethod
+    def all_reduce_async(data: Tensor, op: str, group: Group) -> tuple[Tensor, Any]:
+        return data, collectives.all_reduce_async(data, op, group)
 
     # ---- other communication ----
 

@@ -26,8 +26,9 @@ COLLECTIVE_METHODS = (
     "differentiable_all_to_all_single_async",
 )
 
-OTHER_METHODS = ("broadcast", "scatter")
-"""What else the library sends: whole tensors to spread, and the state of random generators."""
+OTHER_METHODS = ("broadcast", "scatter", "all_reduce_async")
+"""What else the library sends: whole tensors to spread, the state of random generators, and the
+gradients of replicated modules."""
 
 CollectiveCallback = Callable[[str, tuple, dict, Any], Any]
 Announcement = Callable[[str, tuple, dict], None]

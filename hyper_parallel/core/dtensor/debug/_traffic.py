@@ -31,6 +31,7 @@ SIGNATURES = {
     "differentiable_reduce_scatter": Arguments(group=4, reduce_op=3),
     "differentiable_all_to_all_single": Arguments(group=3, splits=1),
     "differentiable_all_to_all_single_async": Arguments(group=3, splits=1),
+    "all_reduce_async": Arguments(group=2, reduce_op=1),
     "broadcast": Arguments(group=2, root=1),
     "scatter": Arguments(group=3, root=2),
 }
