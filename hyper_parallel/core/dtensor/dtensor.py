@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move, r
 from hyper_parallel.core.layout import Layout, TensorSpec, chunk_bounds, own_coordinate
 from hyper_parallel.core.placement_types import Partial, Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.identity_map import IdentityMap
 from hyper_parallel.platform.translation_adapter import NativeTensor
 
 platform = get_platform()
@@ -188,8 +189,7 @@ class DTensor(platform.DTensorBase):
         The views through which uses that vary are summed are ``plain``'s then, so that all of
         them cost one all-reduce.
         """
-        self.__dict__.update(_views=plain.__dict__.setdefault("_views", {}),
-                             _views_of_leaf=plain.is_leaf)
+        self.__dict__.update(_views=views_of(plain), _views_of_leaf=plain.is_leaf)
 
     @staticmethod
     def _local_gradient(grad: Any, spec: TensorSpec) -> Any:
@@ -227,6 +227,25 @@ class DTensor(platform.DTensorBase):
         local = platform.undress(self.detach()) if tensor_contents is None else tensor_contents
         return (f"DTensor(local_tensor={local!r}, device_mesh={self.device_mesh!r}, "
                 f"placements={self.placements})")
+
+
+# Not set on the user's own tensors, which may be pickled with all that is set on them.
+_views_of_plain: IdentityMap[dict] = IdentityMap()
+
+
+def views_of(tensor: Any) -> dict[Move, tuple]:
+    """The views of a tensor that stand for its uses, by the move of their gradient."""
+    views = tensor.__dict__.get("_views")
+    if views is not None:
+        return views
+    if type(tensor) is DTensor:
+        views = tensor._views = {}
+        return views
+    views = _views_of_plain.get(tensor)
+    if views is None:
+        views = {}
+        _views_of_plain.set(tensor, views)
+    return views
 
 
 def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,

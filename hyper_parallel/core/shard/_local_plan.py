@@ -5,7 +5,7 @@ import weakref
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, views_of
 from hyper_parallel.core.dtensor.random_state import piece_of, same_draws
 from hyper_parallel.core.dtensor.tensor_redistribution import (
     Move, OperandUse, note_fallback, plan_move)
@@ -153,7 +153,8 @@ class LocalPlan(Plan):
             elif shared:
                 moved = _run_undressed(_shared_view, (tensor, move, kept, use, args), _NOTHING)
             else:
-                moved = move(tensor, None, _beside_parameter(use, args))
+                beside = _run_undressed(_beside_parameter, (use, args), _NOTHING)
+                moved = move(tensor, None, beside)
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
             if top:
@@ -305,9 +306,7 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
     """
     if not _needs_gradient(tensor):
         return tensor
-    views = tensor.__dict__.get("_views")
-    if views is None:
-        views = tensor._views = {}
+    views = views_of(tensor)
     at_leaf = tensor.is_leaf or getattr(tensor, "_views_of_leaf", False)
     version = _value_version(tensor)
     known, view = views.get(move), None
@@ -324,7 +323,7 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
 
 
 def _beside_parameter(use: OperandUse, args: Sequence[Any]) -> OperandUse:
-    """``use`` with the first trained tensor among the operator's arguments."""
+    """``use`` with the first trained tensor among the operator's arguments. Runs undressed."""
     for value in args:
         if type(value) is DTensor and value.is_leaf and value.requires_grad:
             return OperandUse(use.operator, use.argument, weakref.ref(value))

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Optional
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.tensor_redistribution import redistribute
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
@@ -32,15 +33,30 @@ class _Boundary:
         self._wanted = wanted
         self._layouts: dict[int, Layout] = {}
 
-    def _arrange(self, value: DTensor) -> DTensor:
-        """``value`` in the layout wanted; itself where it has that already."""
-        ndim = len(value.shape)
+    def _layout(self, ndim: int) -> Layout:
+        """The layout wanted of a tensor of so many dims."""
         wanted = self._layouts.get(ndim)
         if wanted is None:
             wanted = self._layouts[ndim] = Layout(self._mesh, (self._wanted,)).for_ndim(ndim)
-        if value.layout is wanted:
+        return wanted
+
+    def _arrange(self, value: DTensor) -> DTensor:
+        """``value`` in the layout wanted; itself where it has that already."""
+        spec = value._spec
+        wanted = self._layout(len(spec.shape))
+        if spec.layout is wanted:
             return value
         return value.redistribute(self._mesh, wanted.placements)
+
+    def _arrange_local(self, value: DTensor) -> Any:
+        """This rank's part of ``value`` in the layout wanted, as a plain tensor."""
+        spec = value._spec
+        wanted = self._layout(len(spec.shape))
+        if spec.layout is wanted:
+            return value.to_local()
+        if spec.layout.device_mesh is not wanted.device_mesh:
+            return value.redistribute(self._mesh, wanted.placements).to_local()
+        return redistribute(value, spec, wanted)
 
 
 class EnterModule(_Boundary):
@@ -117,8 +133,7 @@ class LeaveModule(_Boundary):
         if not isinstance(output, DTensor):
             raise TypeError(f"the forward of {self._who} must give a DTensor, but gave a "
                             f"{type(output).__name__}.")
-        output = self._arrange(output)
-        return output.to_local() if self._to_plain else output
+        return self._arrange_local(output) if self._to_plain else self._arrange(output)
 
 
 class Arrange(_Boundary):
@@ -152,8 +167,7 @@ class Arrange(_Boundary):
                             "for a tensor, write None in its place.")
         if not isinstance(value, DTensor):
             value = _dressed(value, self._mesh, self._given)
-        value = self._arrange(value)
-        return value.to_local() if self._to_plain else value
+        return self._arrange_local(value) if self._to_plain else self._arrange(value)
 
 
 class PrepareArguments:

@@ -67,6 +67,18 @@ def test_a_copy_does_not_carry_what_belongs_to_the_graph():
                               other.grad.full_tensor())
 
 
+def test_a_plain_module_used_beside_a_dtensor_can_still_be_saved():
+    norm = nn.LayerNorm(6).double()
+    for shape in ((8, 6), (4, 6)):
+        norm(spread(normal(*shape), _mesh(), [Shard(0)])).sum().backward()
+        for make in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _through_file):
+            other = make(norm)
+            assert torch.equal(other.weight, norm.weight) and not vars(other.weight)
+    hidden = norm.weight * 2
+    (spread(normal(8, 6), _mesh(), [Shard(0)]) * hidden).sum()
+    assert not vars(hidden)
+
+
 def test_parameters():
     x = distribute_tensor(normal(5, 6).detach(), _mesh(), [Shard(0)])
     parameter = nn.Parameter(x)

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall, DebugCall, OpCall
 from hyper_parallel.core.dtensor.debug._ledger import Ledger
 from hyper_parallel.core.dtensor.debug._thread_list import ThreadList
+from hyper_parallel.platform.identity_map import IdentityMap
 
 
 class CallTree:
@@ -153,16 +153,15 @@ class PartialMakers:
     """
 
     def __init__(self) -> None:
-        self._of_id: dict[int, tuple[weakref.ref, dict[int, OpCall]]] = {}
+        self._makers: IdentityMap[dict[int, OpCall]] = IdentityMap()
 
     def of(self, tensor: Any) -> dict[int, OpCall]:
         """The maker for each axis on which the tensor was made Partial in this trace."""
-        reference, makers = self._of_id.get(id(tensor), (None, {}))
-        return makers if reference is not None and reference() is tensor else {}
+        return self._makers.get(tensor) or {}
 
     def among(self, tensors: list[Any]) -> dict[int, OpCall] | None:
         """The makers of several tensors in one; the first tensor's where two were at an axis."""
-        if not self._of_id:
+        if not self._makers:
             return None
         found: dict[int, OpCall] = {}
         for tensor in tensors:
@@ -172,15 +171,8 @@ class PartialMakers:
 
     def remember(self, tensor: Any, makers: dict[int, OpCall]) -> None:
         """Say who made a tensor Partial."""
-        of_id, key = self._of_id, id(tensor)
-
-        def forget(reference: weakref.ref) -> None:
-            # The id may belong to a newer tensor by now.
-            if of_id.get(key, (None,))[0] is reference:
-                del of_id[key]
-
-        of_id[key] = (weakref.ref(tensor, forget), makers)
+        self._makers.set(tensor, makers)
 
     def forget_all(self) -> None:
         """Let go of every tensor."""
-        self._of_id.clear()
+        self._makers.clear()
