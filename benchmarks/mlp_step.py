@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 import warnings
 from typing import Any, Callable
 
@@ -22,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.tensor import parallel as torch_parallel
+from turns import medians, take_turns
 
 import hyper_parallel as hp
 from hyper_parallel.demo import TwoLayerMLP
@@ -114,19 +113,10 @@ def measure(hidden: int, steps: int) -> None:
     for name, values in losses.items():
         if not torch.allclose(torch.tensor(values), torch.tensor(losses["hand-written"])):
             raise SystemExit(f"{name} computes something else: {values[-1]}")
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(steps):
-        for name, run in runs.items():
-            dist.barrier()
-            start = time.perf_counter()
-            run()
-            samples[name].append((time.perf_counter() - start) * 1e6)
+    times = medians(take_turns(runs, steps), "hand-written")
     if dist.get_rank() == 0:
-        base = samples["hand-written"]
-        for name, values in samples.items():
-            ratio = statistics.median(a / b for a, b in zip(values, base))
-            print(f"hidden {hidden:>5}  {name:<14}{statistics.median(values):>10.0f} us"
-                  f"{ratio:>8.2f}x", flush=True)
+        for name, (time, ratio) in times.items():
+            print(f"hidden {hidden:>5}  {name:<14}{time:>10.0f} us{ratio:>8.2f}x", flush=True)
 
 
 def main() -> None:

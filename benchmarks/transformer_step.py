@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 import warnings
 
 import torch
@@ -25,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode as TorchCommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from tracing import BATCH, HEADS, HIDDEN, LENGTH, Block, make_step, make_transformer, spread
+from turns import medians, take_turns
 
 import hyper_parallel as hp
 
@@ -87,25 +86,13 @@ def main() -> None:
     dist.broadcast(x, 0)
     steps = {name: make_step(model, x) for name, model in models.items()}
     losses = torch.stack([torch.stack([step() for _ in range(10)]) for step in steps.values()])
-    if not torch.allclose(losses, losses[:1].expand_as(losses), rtol=1e-4):
-        if "RANK" in os.environ:
-            raise SystemExit(f"the models compute different losses: {losses}")
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(arguments.steps):
-        for name, step in steps.items():
-            dist.barrier()
-            start = time.perf_counter()
-            step()
-            samples[name].append((time.perf_counter() - start) * 1e6)
-    if dist.get_rank() == 0:
-        base = samples["hand-written"]
-        for name, values in samples.items():
-            ratio = statistics.median(a / b for a, b in zip(values, base))
-            print(f"{name:<14}{statistics.median(values):>10.0f} us{ratio:>8.2f}x  "
-                  f"{collectives(name, steps)} collectives", flush=True)
-    else:
-        for name in steps:
-            collectives(name, steps)
+    if "RANK" in os.environ and not torch.allclose(losses, losses[:1].expand_as(losses), rtol=1e-4):
+        raise SystemExit(f"the models compute different losses: {losses}")
+    times = medians(take_turns(steps, arguments.steps), "hand-written")
+    for name, (time, ratio) in times.items():
+        count = collectives(name, steps)
+        if dist.get_rank() == 0:
+            print(f"{name:<14}{time:>10.0f} us{ratio:>8.2f}x  {count} collectives", flush=True)
     dist.destroy_process_group()
 
 

@@ -24,3 +24,4 @@ __all__ = [
 
 # The tensor base class below knows no dispatcher: it is given one here.
 DTensor._dispatch = staticmethod(dispatcher.dispatch)
+DTensor._is_observed = staticmethod(dispatcher.is_observed)

@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence
 
 from hyper_parallel.core.dtensor._redistribute_plan import (
     AllGather, AllReduce, Step, plan_redistribution)
-from hyper_parallel.core.dtensor._run_steps import compile_step
+from hyper_parallel.core.dtensor._run_steps import as_it_is, compile_step
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
@@ -87,7 +87,7 @@ class Move:
     """
 
     __slots__ = ("source", "target", "gradient", "leaves", "steps", "all_steps", "gathers",
-                 "_reduce_first", "_reduced", "_run_steps", "_backward", "_scale")
+                 "_reduce_first", "_reduced", "_run_steps", "_changes", "_backward", "_scale")
 
     def __init__(self, source: TensorSpec, target: Layout, gradient: Layout,
                  leaves: Optional[Layout] = None) -> None:
@@ -101,6 +101,8 @@ class Move:
         self.all_steps = (*self._reduce_first, *self.steps)
         self.gathers = any(isinstance(step, AllGather) for step in self.steps)
         self._run_steps = tuple(compile_step(step, source.shape) for step in self.steps)
+        self._changes = bool(self._reduce_first) or any(
+            run is not as_it_is for run in self._run_steps)
         self._backward: Optional[Move] = None
         self._scale = _average_scale(layout, target)
 
@@ -133,6 +135,10 @@ class Move:
         return platform.run_undressed(platform.apply_with_gradient, (
             lambda _: known, lambda grad: self._move_gradient(grad, origin), local), {})
 
+    def moves_no_gradient(self) -> bool:
+        """Whether the gradient leaves this rank as it arrives."""
+        return self._scale == 1 and not (self._backward or self.backward()).all_steps
+
     def backward(self) -> "Move":
         """The move of the gradient.
 
@@ -154,6 +160,8 @@ class Move:
                 platform.mark_backward(local, origin)
         if not platform.needs_gradient(local):
             return self._run(local)
+        if not self._changes and self.moves_no_gradient():
+            return platform.undress(local)
         return platform.apply_with_gradient(
             self._run, lambda grad: self._move_gradient(grad, origin), local)
 

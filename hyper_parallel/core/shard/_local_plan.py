@@ -26,13 +26,15 @@ _NOTHING: Mapping[str, Any] = {}
 class OperandMove(NamedTuple):
     """How one operand gets to its place.
 
-    ``shared`` when only its gradient has to be moved; ``use`` says to the tracer what for.
+    ``shared`` when only its gradient has to be moved; ``use`` says to the tracer what for, and
+    ``returns`` whether a gradient will move, which may be when a trace begins only later.
     """
 
     path: tuple
     move: Optional[Move]
     shared: bool
     use: Optional[OperandUse] = None
+    returns: bool = False
 
 
 class Plan(ABC):
@@ -144,7 +146,7 @@ class LocalPlan(Plan):
         """The arguments with operands in place, and the views that the graph has to keep."""
         args = list(args)
         kept: list[Any] = []
-        for path, move, shared, use in self._moves:
+        for path, move, shared, use, returns in self._moves:
             position = path[0]
             top = len(path) == 1 and type(position) is int
             tensor = args[position] if top else argument_at(args, kwargs, path)
@@ -153,8 +155,9 @@ class LocalPlan(Plan):
             elif shared:
                 moved = _run_undressed(_shared_view, (tensor, move, kept, use, args), _NOTHING)
             else:
-                beside = _run_undressed(_beside_parameter, (use, args), _NOTHING)
-                moved = move(tensor, None, beside)
+                if returns:
+                    use = _run_undressed(_beside_parameter, (use, args), _NOTHING)
+                moved = move(tensor, None, use)
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
             if top:
@@ -271,7 +274,8 @@ def operand_move(operator: str, path: tuple, spec: TensorSpec, target: Layout,
     if not move.all_steps and not move.backward().all_steps:
         return None  # along axes of one rank all layouts are the same
     argument = str(path[0]) + "".join(f"[{index}]" for index in path[1:])
-    return OperandMove(path, move, target is spec.layout, OperandUse(operator, argument))
+    return OperandMove(path, move, target is spec.layout, OperandUse(operator, argument),
+                       bool(move.backward().all_steps))
 
 
 def _shape(tensor: Any) -> Any:

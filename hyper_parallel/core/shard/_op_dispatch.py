@@ -93,6 +93,11 @@ class OpDispatcher:
             if observer is not None:
                 observer._on_op_dispatch_exit(operator.name, result)
 
+    @staticmethod
+    def is_observed() -> bool:
+        """Whether somebody here wants to see operators come and go."""
+        return _debug_mode_observer.get() is not None
+
     def cache_info(self) -> dict[str, int]:
         """Number of cached plans, of hits and of misses, over all operators."""
         operators = self._operators.values()

@@ -20,6 +20,7 @@ dispatch_enabled = torch._C._is_torch_function_enabled
 _Tensor = torch.Tensor
 _local_shape = torch.Tensor.shape.__get__
 _memory_layout = torch.Tensor.layout.__get__
+_is_sparse = torch.Tensor.is_sparse.__get__
 _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
 
@@ -45,6 +46,12 @@ class TorchDTensorBase(torch.Tensor):
         """Run an operator; ``hyper_parallel/__init__.py`` puts the dispatcher here."""
         raise RuntimeError("no dispatcher is installed; import hyper_parallel before using a "
                            f"DTensor (called for {func} with {len(args) + len(kwargs)} arguments).")
+
+    @staticmethod
+    def _is_observed() -> bool:
+        """Whether somebody wants to see every operator; ``hyper_parallel/__init__.py`` says how
+        to tell."""
+        return True
 
     @staticmethod
     def _local_gradient(grad: torch.Tensor, spec: Any) -> torch.Tensor:
@@ -84,6 +91,12 @@ class TorchDTensorBase(torch.Tensor):
         if dispatch_enabled() and not memory_layouts.get():
             return self._spec.layout
         return _memory_layout(self)
+
+    @property
+    def is_sparse(self) -> bool:
+        """As ``torch.Tensor.is_sparse``, which optimizers ask of every gradient."""
+        with undressed():
+            return _is_sparse(self)
 
     @property
     def grad(self) -> Optional[torch.Tensor]:

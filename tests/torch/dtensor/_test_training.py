@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hyper_parallel import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from hyper_parallel import (
+    CommDebugMode, DTensor, Replicate, Shard, distribute_tensor, init_device_mesh)
+from hyper_parallel.core.shard._op_dispatch import dispatcher
 from tests.torch.against_dense import Failures, difference, normal, spread
 
 NPROC = 4
@@ -100,8 +102,8 @@ def _train(make, mesh, plan, what):
         parameter = getattr(net, name)
         assert type(parameter) is DTensor and list(parameter.placements) == placements
         for value in pairs[0][1].state[parameter].values():
-            assert not isinstance(value, DTensor) or value.shape == () or \
-                list(value.placements) == placements
+            if isinstance(value, torch.Tensor) and value.ndim:
+                assert type(value) is DTensor and list(value.placements) == placements
 
 
 def test_every_optimizer_steps_like_the_dense_one():
@@ -119,6 +121,44 @@ def test_every_optimizer_steps_like_the_dense_one():
                 failures.run(partial(_train, make, *plans[title], f"{name} {form} {title}"),
                              f"{name} {form}", title)
     failures.report()
+
+
+def test_an_update_is_not_dispatched_but_a_trace_shows_it():
+    mesh, plan = _plans()["plane"]
+    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})):
+        nets = [_spread_net(mesh, plan) for _ in range(2)]
+        optimizers = [kind(net.parameters(), lr=0.1, foreach=False, **options) for net in nets]
+        calls = []
+        for step in range(3):
+            for net, optimizer in zip(nets, optimizers):
+                optimizer.zero_grad()
+                net(normal(8, 5, seed=step).detach()).backward()
+            if step:  # the first step makes the state
+                before = dispatcher.cache_info()
+                optimizers[0].step()
+                assert dispatcher.cache_info() == before
+            else:
+                optimizers[0].step()
+            with CommDebugMode() as mode:
+                optimizers[1].step()
+            calls.append(mode.generate_comm_debug_tracing_table(1).count("Op("))
+        assert min(calls) > 0
+        for one, other in zip(*(net.parameters() for net in nets)):
+            assert torch.equal(_whole(one), _whole(other))
+
+
+def test_an_update_of_what_lies_otherwise_is_dispatched():
+    mesh = init_device_mesh((4,), ("x",))
+    whole = normal(6, 5).detach()
+    parameter = nn.Parameter(distribute_tensor(whole.clone(), mesh, [Shard(0)]))
+    dense = nn.Parameter(whole.clone())
+    other = distribute_tensor(normal(6, 5, seed=1).detach(), mesh, [Shard(1)])
+    for momentum, source in ((parameter, other), (dense, other.full_tensor())):
+        optimizer = torch.optim.SGD([momentum], lr=0.1, momentum=0.9)
+        optimizer.state[momentum]["momentum_buffer"] = source.clone()
+        momentum.grad = torch.ones_like(momentum)
+        optimizer.step()
+    assert not difference(parameter.full_tensor().detach(), dense.detach())
 
 
 def test_adagrad_and_others_fused_beside_plain_parameters():
