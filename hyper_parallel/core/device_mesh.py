@@ -389,8 +389,9 @@ class DeviceMesh(TranslatedMesh):
         """Pickle the layout without groups; loading gives a mesh of the loader's own world."""
         root = self._get_root_mesh()
         flattened = tuple((name, flat._axes[0]) for name, flat in root._flatten_mapping.items())
-        return _restore, (root._ranks, root._alias_name, flattened, self._alias_name, self._axes,
-                          self._first_rank())
+        # A plain list, since torch.load refuses an array unless it is told to trust the file.
+        return restore_mesh, (root._ranks.tolist(), root._alias_name,
+                              flattened, self._alias_name, self._axes, self._first_rank())
 
 
 def init_device_mesh(mesh_shape: tuple[int, ...], alias_name: tuple[str, ...], *,
@@ -424,15 +425,15 @@ def _create_device_mesh(ranks: np.ndarray, alias_name: tuple[str, ...]) -> Devic
     return known
 
 
-def _restore(ranks: np.ndarray, names: tuple[str, ...],
-             flattened: tuple[tuple[str, tuple[int, ...]], ...], own_names: tuple[str, ...],
-             own_axes: _Axes, first_rank: int) -> DeviceMesh:
-    """The mesh that was pickled, as one of this process."""
-    root = _create_device_mesh(ranks, names)
+def restore_mesh(ranks: Sequence[Any], names: tuple[str, ...],
+                 flattened: tuple[tuple[str, tuple[int, ...]], ...], own_names: tuple[str, ...],
+                 own_axes: _Axes, first_rank: int) -> DeviceMesh:
+    """The mesh that was pickled, as one of this process; ``ranks`` is a nested list."""
+    root = _create_device_mesh(np.array(ranks), names)
     known = root._flatten_mapping
     if any(name in known and known[name]._axes != (axes,) for name, axes in flattened):
         # This process gave the name to other axes: keep the two roots apart.
-        root = DeviceMesh._make(ranks, names, None, None)
+        root = DeviceMesh._make(root._ranks, names, None, None)
     root._rank_here()
     for name, axes in flattened:
         root._flatten_mapping.setdefault(name, root._cut((name,), (axes,)))

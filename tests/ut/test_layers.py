@@ -197,7 +197,7 @@ def test_a_circle_is_found() -> None:
 # module of the package, which none before it has touched.
 EACH_FIRST = """
 import importlib, os, sys, traceback
-import numpy, torch, torch.distributed, torch.utils.checkpoint
+import numpy, torch, torch.distributed.checkpoint.state_dict, torch.distributed.tensor
 for name in sys.argv[1:]:
     if os.fork() == 0:
         try:

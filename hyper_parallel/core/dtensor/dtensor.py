@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Iterator, Optional, Sequence
 
-from hyper_parallel.core.device_mesh import DeviceMesh
+from hyper_parallel.core.device_mesh import DeviceMesh, restore_mesh
 from hyper_parallel.core.dtensor import tensor_redistribution
 from hyper_parallel.core.dtensor._redistribute_plan import RedistributionPlan
 from hyper_parallel.core.dtensor.tensor_redistribution import Move, plan_move, redistribute
@@ -31,6 +31,7 @@ class DTensor(platform.DTensorBase):
 
     _spec: TensorSpec
     _views_of_leaf = False  # whether the views shared with a plain tensor hang at a leaf
+    _in_files = (TensorSpec, Layout, restore_mesh, Shard, Replicate, Partial)
 
     @property
     def device_mesh(self) -> DeviceMesh:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 
+from hyper_parallel.platform.torch.checkpoint import CheckpointableTensor
 from hyper_parallel.platform.torch.operator_names import operator_name
 
 undressed = torch._C.DisableTorchFunctionSubclass
@@ -33,13 +34,19 @@ memory_layouts: ContextVar[bool] = ContextVar("memory_layouts", default=False)
 Handler = Callable[[Callable, tuple, Mapping[str, Any]], Any]
 
 
-class TorchDTensorBase(torch.Tensor):
+class TorchDTensorBase(CheckpointableTensor):
     """A local tensor that wears a spec (``_spec``: layout and global shape).
 
     The methods that raise here are holes, which the layers above fill.
     """
 
     _spec: Any
+    _in_files: tuple = ()  # what a file that holds such a tensor has in it besides
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # By default torch.load makes only what it was told of.
+        torch.serialization.add_safe_globals([_rebuild, cls, *cls._in_files])
 
     @staticmethod
     def _dispatch(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -68,6 +75,10 @@ class TorchDTensorBase(torch.Tensor):
     def _as_root(self) -> "TorchDTensorBase":
         """The tensor from which a backward pass may start; DTensor says which."""
         raise RuntimeError("the class of a DTensor must say where a backward pass starts.")
+
+    def full_tensor(self) -> torch.Tensor:
+        """The whole tensor on every rank, as a plain tensor; DTensor knows how to gather it."""
+        raise RuntimeError("the class of a DTensor must say how the tensor is gathered.")
 
     @classmethod
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (),

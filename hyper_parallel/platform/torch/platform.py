@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, collectives, dtensor_base, gradients, groups, masked_overrides, modules,
-    optimizer_updates, random, translation, values)
+    autograd_overrides, checkpoint_overrides, collectives, dtensor_base, gradients, groups,
+    masked_overrides, modules, optimizer_updates, random, translation, values)
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
@@ -441,3 +441,4 @@ class TorchPlatform(Platform):
 
 masked_overrides.install()
 optimizer_updates.install()
+checkpoint_overrides.install()
