@@ -1,6 +1,7 @@
 """hyper_parallel: named device meshes, tensors spread over them, and a view of what is sent."""
 from hyper_parallel.core.device_mesh import DeviceMesh, init_device_mesh
-from hyper_parallel.core.dtensor import CommDebugMode, DTensor, distribute_tensor
+from hyper_parallel.core.dtensor import (
+    CommDebugMode, DTensor, check_replicas, distribute_tensor)
 from hyper_parallel.core.dtensor._sharding_picture import visualize_sharding
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Partial, Replicate, Shard
@@ -16,8 +17,8 @@ from hyper_parallel.platform import get_platform
 __all__ = [
     "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "Layout", "ParallelStyle",
     "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput",
-    "Replicate", "RowwiseParallel", "SequenceParallel", "Shard", "describe", "distribute_module",
-    "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
+    "Replicate", "RowwiseParallel", "SequenceParallel", "Shard", "check_replicas", "describe",
+    "distribute_module", "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
     "parallelize_module", "register_rule", "replicate", "unparallelize_module",
     "visualize_sharding",
 ]

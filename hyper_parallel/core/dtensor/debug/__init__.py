@@ -5,8 +5,13 @@ from hyper_parallel.core.dtensor.debug._prohibition import (
     ImplicitRedistributionError,
     ImplicitRedistributionWarning,
 )
+from hyper_parallel.core.dtensor.debug._replica_check import (
+    ReplicaMismatchError,
+    check_replicas,
+)
 from hyper_parallel.core.dtensor.debug._router import forbid_implicit
 from hyper_parallel.core.dtensor.debug._verifier import CollectiveMismatchError
 
 __all__ = ["CollectiveMismatchError", "CommDebugMode", "CommTrace", "ImplicitRedistributionError",
-           "ImplicitRedistributionWarning", "forbid_implicit"]
+           "ImplicitRedistributionWarning", "ReplicaMismatchError", "check_replicas",
+           "forbid_implicit"]

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
 from hyper_parallel.core.dtensor.debug._fingerprints import FingerprintTaker
 from hyper_parallel.core.dtensor.debug._module_tracker import (
@@ -30,6 +31,7 @@ from hyper_parallel.core.dtensor.debug._module_tracker import (
 from hyper_parallel.core.dtensor.debug._call_records import FULL_LEVEL
 from hyper_parallel.core.dtensor.debug._comm_trace import CommTrace
 from hyper_parallel.core.dtensor.debug._gathering import gather_texts
+from hyper_parallel.core.dtensor.debug._operator_check import OperatorCheck
 from hyper_parallel.core.dtensor.debug._recorder import Recorder
 from hyper_parallel.core.dtensor.debug._router import router
 from hyper_parallel.core.dtensor.debug._verifier import Verifier
@@ -66,13 +68,18 @@ class CommDebugMode(Recorder):
             its group are about to do, and raises ``CollectiveMismatchError`` on all of them where
             they differ or where a rank does not come. All ranks enter such modes, in the same
             order.
-        verify_timeout: seconds that a rank then waits for the others at each collective.
+        verify_timeout: seconds that a rank then waits for the others at each collective, and with
+            ``check_replicas`` at each operator.
         max_records: how many records to keep at most; None keeps all. Counts, bytes and summaries
             take in those that are dropped, tables and files say how many they are.
 
         fingerprints: whether to note the norm and combined bits of every operator's results and
             of every collective's result, of an asynchronous one when the program waits for it.
             It reads all of them, and waits for the device.
+        check_replicas: compares, before an operator runs, what the ranks hold of its arguments
+            that are called replicated, plain tensors among them, and raises
+            ``ReplicaMismatchError`` on all ranks where they differ; see
+            :func:`~hyper_parallel.check_replicas`. All ranks enter such modes, in the same order.
 
     Raises:
         TypeError: ``module`` is no module, ``max_records`` no int, or ``verify_timeout`` no number.
@@ -82,14 +89,17 @@ class CommDebugMode(Recorder):
 
     def __init__(self, module: ModuleLike | None = None, *, max_records: int | None = None,
                  trace_native: bool = False, verify: str | None = None,
-                 verify_timeout: float = 60.0, fingerprints: bool = False) -> None:
+                 verify_timeout: float = 60.0, fingerprints: bool = False,
+                 check_replicas: bool = False) -> None:
         super().__init__()
+        self._checks_replicas = bool(check_replicas)
         self._takes_fingerprints = bool(fingerprints)
         _check_bound(max_records)
         _check_verification(verify, verify_timeout)
         self._max_records = max_records
         self._traces_native = bool(trace_native)
-        self._verify_timeout = None if verify is None else float(verify_timeout)
+        self._verifies = verify is not None
+        self._verify_timeout = float(verify_timeout)
         if module is not None and not isinstance(module, ModuleLike):
             raise TypeError(
                 f"CommDebugMode traces a module (such as torch.nn.Module), but got {module!r} "
@@ -123,9 +133,11 @@ class CommDebugMode(Recorder):
             id(parameter): name.rpartition(".")[0] or ROOT_NAME
             for name, parameter in module.named_parameters()}
         with ExitStack() as undo:
-            if self._verify_timeout is not None:
+            if self._verifies:
                 self._verifier = Verifier(self._verify_timeout)
-                undo.push(self._end_verification)
+            if self._checks_replicas:
+                self._operator_check = OperatorCheck(self._verify_timeout, self._parameter_path)
+            undo.push(self._end_verification)
             self._closed = False
             undo.callback(self._close)
             _debug_mode_observer.set(self)
@@ -184,9 +196,23 @@ class CommDebugMode(Recorder):
     def _end_verification(self, kind: type[BaseException] | None, error: BaseException | None,
                           trace: TracebackType | None) -> None:
         del kind, trace
-        verifier, self._verifier = self._verifier, None
-        with self._guard:
-            verifier.leave(error)
+        watches = self._verifier, self._operator_check
+        self._verifier = self._operator_check = None
+        for watch in watches:
+            if watch is not None:
+                with self._guard:
+                    watch.leave(error)
+
+    def _parameter_path(self, tensor: Any) -> str | None:
+        """The path of a parameter of the traced module, also where ``tensor`` is its gradient."""
+        module = self._get_module and self._get_module()
+        if module is not None:
+            for path, parameter in module.named_parameters():
+                if tensor is parameter:
+                    return path
+                if tensor is parameter.grad:
+                    return f"gradient of {path}"
+        return None
 
     def _warn_of_level(self, noise_level: int) -> None:
         if self._get_module is None:

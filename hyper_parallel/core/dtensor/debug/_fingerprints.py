@@ -102,10 +102,16 @@ def alike_on(method_name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 def _replicas(tensor: Any) -> tuple[int, ...]:
     """The ranks that hold the same part of a DTensor, this one among them; empty if it alone."""
-    if not isinstance(tensor, DTensor):
-        return ()
-    coordinate = tensor._spec.layout.device_mesh.get_coordinate()
-    return () if coordinate is None else _replicas_at(tensor._spec.layout, tuple(coordinate))
+    return replicas_under(tensor._spec.layout) if isinstance(tensor, DTensor) else ()
+
+
+def replicas_under(layout: Layout) -> tuple[int, ...]:
+    """The ranks that hold the same part under ``layout`` as this one, itself among them.
+
+    Empty where it alone does, and outside of the mesh.
+    """
+    coordinate = layout.device_mesh.get_coordinate()
+    return () if coordinate is None else _replicas_at(layout, tuple(coordinate))
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,8 @@ from hyper_parallel.core.dtensor.debug._fingerprints import (
     alike_on,
 )
 from hyper_parallel.core.dtensor.debug._issued import completed, issued, issued_natively
+from hyper_parallel.core.dtensor.debug._operator_check import OperatorCheck
+from hyper_parallel.core.dtensor.debug._replica_check import ReplicaMismatchError
 from hyper_parallel.core.dtensor.debug._report import TraceReport
 from hyper_parallel.core.dtensor.debug._tensor_infos import collective_group, look
 from hyper_parallel.core.dtensor.debug._traffic import axis_anywhere, axis_of
@@ -85,6 +87,7 @@ class Recorder(TraceReport):
         self._taker: FingerprintTaker | None = None
         self._traces_native = False
         self._verifier: Verifier | None = None
+        self._operator_check: OperatorCheck | None = None
         # The modules of the parameters by their identity, while the mode keeps these alive.
         self._module_of_id: dict[int, str] = {}
 
@@ -127,6 +130,11 @@ class Recorder(TraceReport):
             tree.open_inside(record)
             tensors, record.input_infos = look(*args, kwargs) if kwargs else look(*args)
             record.carried_makers = tree.makers.among(tensors)
+            if self._operator_check is not None:
+                self._operator_check.check(op_name, args, kwargs or {})
+        except ReplicaMismatchError:
+            tree.close(lambda one: one is record)
+            raise
         except Exception as error:
             self._guard.report(error)
         except BaseException:
