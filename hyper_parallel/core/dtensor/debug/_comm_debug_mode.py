@@ -92,14 +92,13 @@ class CommDebugMode(Recorder):
                  verify_timeout: float = 60.0, fingerprints: bool = False,
                  check_replicas: bool = False) -> None:
         super().__init__()
-        self._checks_replicas = bool(check_replicas)
         self._takes_fingerprints = bool(fingerprints)
         _check_bound(max_records)
         _check_verification(verify, verify_timeout)
         self._max_records = max_records
         self._traces_native = bool(trace_native)
-        self._verifies = verify is not None
-        self._verify_timeout = float(verify_timeout)
+        self._verify_timeout = None if verify is None else float(verify_timeout)
+        self._check_timeout = float(verify_timeout) if check_replicas else None
         if module is not None and not isinstance(module, ModuleLike):
             raise TypeError(
                 f"CommDebugMode traces a module (such as torch.nn.Module), but got {module!r} "
@@ -133,10 +132,10 @@ class CommDebugMode(Recorder):
             id(parameter): name.rpartition(".")[0] or ROOT_NAME
             for name, parameter in module.named_parameters()}
         with ExitStack() as undo:
-            if self._verifies:
+            if self._verify_timeout is not None:
                 self._verifier = Verifier(self._verify_timeout)
-            if self._checks_replicas:
-                self._operator_check = OperatorCheck(self._verify_timeout, self._parameter_path)
+            if self._check_timeout is not None:
+                self._operator_check = OperatorCheck(self._check_timeout, self._parameter_path)
             undo.push(self._end_verification)
             self._closed = False
             undo.callback(self._close)
