@@ -10,14 +10,14 @@ from hyper_parallel.core.shard._op_dispatch import dispatcher
 from hyper_parallel.core.shard._registry import register_rule
 from hyper_parallel.core.tensor_parallel import (
     ColwiseParallel, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
-    PrepareModuleOutput, RowwiseParallel, SequenceParallel, describe, distribute_module,
+    PrepareModuleOutput, RowwiseParallel, SequenceParallel, auto_plan, describe, distribute_module,
     loss_parallel, parallelize_module, replicate, unparallelize_module)
 from hyper_parallel.platform import get_platform
 
 __all__ = [
     "ColwiseParallel", "CommDebugMode", "DTensor", "DeviceMesh", "Layout", "ParallelStyle",
-    "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput",
-    "Replicate", "RowwiseParallel", "SequenceParallel", "Shard", "check_replicas", "describe",
+    "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "Replicate",
+    "RowwiseParallel", "SequenceParallel", "Shard", "auto_plan", "check_replicas", "describe",
     "distribute_module", "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
     "parallelize_module", "register_rule", "replicate", "unparallelize_module",
     "visualize_sharding",

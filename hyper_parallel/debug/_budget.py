@@ -12,6 +12,7 @@ _METHODS = {
     "all_to_all": "differentiable_all_to_all",
     "all_to_all_single": "differentiable_all_to_all_single",
     "all_to_all_single_async": "differentiable_all_to_all_single_async",
+    "all_reduce_async": "all_reduce_async",
     "broadcast": "broadcast",
     "scatter": "scatter",
 }
@@ -34,9 +35,9 @@ def assert_comms(trace: CommDebugMode | CommTrace, *, total: int | None = None,
             ``{"all_reduce": 2}`` of them; axes that are not named must have none.
         counts: number of collectives by kind: ``all_reduce=2``, and likewise ``all_gather``,
             ``reduce_scatter``, ``all_to_all``, ``all_to_all_single``,
-            ``all_to_all_single_async``, ``broadcast``, ``scatter``; and ``native_`` before the
-            name of a function of the framework, ``native_send=1``. If any kind is named, the
-            others must not occur.
+            ``all_to_all_single_async``, ``all_reduce_async``, ``broadcast``, ``scatter``; and
+            ``native_`` before the name of a function of the framework, ``native_send=1``. If any
+            kind is named, the others must not occur.
 
     Raises:
         AssertionError: something else was sent, or the trace is incomplete.

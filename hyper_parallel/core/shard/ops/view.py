@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import add_rule, rule_for
+from hyper_parallel.core.shard.ops._equal_parts import can_be_shared_out, equal_parts
 from hyper_parallel.core.shard._rule import (
     Call, Decomposition, Dims, Rule, named_dims, positive_dim)
 
@@ -246,10 +247,28 @@ def _along_whole_dims(call: Call) -> Optional[Any]:
     if call.name == "unbind":
         return Rule((operand,), (rest,) * shape[dim], sizes, **options)
     lengths = _lengths(call, shape[dim])
-    if lengths is None:
-        return None
+    return None if lengths is None else _cut(call, dim, lengths, options)
+
+
+def _cut(call: Call, dim: int, lengths: Sequence[int], options: dict[str, Any]) -> Any:
+    """Pieces of some lengths along a dim."""
+    shape = tuple(call.shapes[0])
+    operand, sizes = named_dims(shape)
+    if call.name != "narrow" and can_be_shared_out(call.specs[0], dim, lengths):
+        return Decomposition(_in_equal_parts(dim, len(lengths)))
     pieces = tuple((*shape[:dim], length, *shape[dim + 1:]) for length in lengths)
     return Rule((operand,), (operand,) * len(pieces), sizes, result_shapes=pieces, **options)
+
+
+def _in_equal_parts(dim: int, count: int) -> Callable:
+    def run(x: Any, *_: Any, **__: Any) -> Any:
+        parts = equal_parts(x, dim, count)
+        for part in parts:
+            # They are copies: writing to one must not miss the tensor unsaid.
+            part._copied_from = x._spec
+        return parts
+
+    return run
 
 
 def _lengths(call: Call, size: int) -> Optional[list[int]]:
