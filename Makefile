@@ -2,6 +2,8 @@
 #
 #   make demo          run the traced two-rank MLP (NPROC=4 for a 2-D mesh)
 #   make test          run every test
+#   make demo-mindspore, make test-mindspore
+#                      the MLP, and the tests, on MindSpore, in an environment of its own
 #   make opdb          PyTorch's operator database on both libraries; writes docs/operators.md
 #   make lint          pylint, which must give 10/10
 #   make bench         measure against torch's DTensor and hand-written code
@@ -15,14 +17,23 @@ JSON ?= comm_mode_log.json
 OPDB ?= build/opdb
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+MS_VENV ?= .venv-mindspore
+MS_BIN := $(MS_VENV)/bin
+MS_READY := $(MS_VENV)/ready
 
-.PHONY: demo test opdb lint bench environment clean
+.PHONY: demo test demo-mindspore test-mindspore environment-mindspore opdb lint bench environment clean
 
 demo: $(READY)
 	$(BIN)/python -m hyper_parallel.demo --nproc $(NPROC) --json $(JSON)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+demo-mindspore: $(MS_READY)
+	$(MS_BIN)/python -m hyper_parallel.demo_mindspore --json $(JSON)
+
+test-mindspore: $(MS_READY)
+	GLOG_v=3 $(MS_BIN)/python -m pytest tests/mindspore
 
 opdb: $(READY)
 	mkdir -p $(OPDB)
@@ -40,11 +51,19 @@ bench: $(READY)
 
 environment: $(READY)
 
+environment-mindspore: $(MS_READY)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(MS_VENV)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[test]'
+	touch $@
+
+$(MS_READY): pyproject.toml constraints-mindspore.txt
+	$(PYTHON) -m venv $(MS_VENV)
+	$(MS_BIN)/pip install --quiet --disable-pip-version-check \
+		--constraint constraints-mindspore.txt --editable '.[test-mindspore]'
 	touch $@

@@ -33,6 +33,11 @@ class ModuleAdapter(ABC):
 
     @staticmethod
     @abstractmethod
+    def named_parameters(module: Any) -> Iterator[tuple[str, Any]]:
+        """Each parameter in ``module`` once, by the first of its paths."""
+
+    @staticmethod
+    @abstractmethod
     def own_parameters(module: Any) -> dict[str, Any]:
         """The parameters that ``module`` itself holds, by name, without those of its children."""
 

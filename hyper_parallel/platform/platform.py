@@ -18,6 +18,7 @@ from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence
 
 import numpy as np
 
+from hyper_parallel.platform.history_adapter import HistoryAdapter
 from hyper_parallel.platform.module_adapter import ModuleAdapter
 from hyper_parallel.platform.phase_adapter import PhaseAdapter
 from hyper_parallel.platform.traffic_adapter import TrafficAdapter
@@ -25,7 +26,8 @@ from hyper_parallel.platform.translation_adapter import TranslationAdapter
 from hyper_parallel.platform.value_adapter import ValueAdapter
 
 
-class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, ValueAdapter):
+class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter,
+               ValueAdapter):
     """The operations that layers 2 to 6 may ask of a framework."""
 
     Tensor: type
@@ -39,6 +41,9 @@ class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, 
 
     DTensorBase: type
     """Base class of DTensor: a tensor with a spec whose functions go to a dispatcher."""
+
+    HAS_ALL_TO_ALL_SINGLE: bool
+    """Whether there is a ``differentiable_all_to_all_single``, beside the asynchronous form."""
 
     # ---- the seam between a DTensor and its local tensor ----
 
@@ -70,21 +75,6 @@ class Platform(ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter, 
 
         This is the path of most operators, so it is one call for speed.
         """
-
-    @staticmethod
-    @abstractmethod
-    def needs_gradient(tensor: Any) -> bool:
-        """Whether what is computed from ``tensor`` now will be differentiated."""
-
-    @staticmethod
-    @abstractmethod
-    def value_version(tensor: Any) -> Any:
-        """A value that differs when ``tensor`` was modified in place since."""
-
-    @staticmethod
-    @abstractmethod
-    def keep_with_graph(result: Any, tensor: Any) -> None:
-        """Keep ``tensor`` for as long as the autograd graph of ``result`` exists."""
 
     @staticmethod
     @abstractmethod

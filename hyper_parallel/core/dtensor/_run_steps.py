@@ -109,7 +109,7 @@ def _compile_slice(step: Step, shape: Sequence[int]) -> LocalFunction:
 
     def run(local: Any) -> Any:
         # A copy, so that writing to the part never changes the whole, nor keeps it in memory.
-        return platform.narrow(local, dim, start - old[0], length).clone()
+        return platform.copied(platform.narrow(local, dim, start - old[0], length))
 
     return run
 
@@ -193,8 +193,7 @@ def _exchange(step: Step, own: tuple[Block, Block], sent: Sequence[Optional[Bloc
         if even:
             flat = platform.differentiable_all_to_all(flat, tuple(flat.shape), _group(step))
         else:
-            flat = platform.differentiable_all_to_all_single(
-                flat, sent_sizes, received_sizes, _group(step))
+            flat = _exchange_unevenly(flat, sent_sizes, received_sizes, _group(step))
         result = local.new_zeros(result_shape)
         if not even and _numel(kept):
             result[_slices(kept, after)] = local[_slices(kept, before)]
@@ -208,6 +207,14 @@ def _exchange(step: Step, own: tuple[Block, Block], sent: Sequence[Optional[Bloc
         return result
 
     return run
+
+
+def _exchange_unevenly(flat: Any, sent: Sequence[int], received: Sequence[int], group: Any) -> Any:
+    if platform.HAS_ALL_TO_ALL_SINGLE:
+        return platform.differentiable_all_to_all_single(flat, sent, received, group)
+    result, work = platform.differentiable_all_to_all_single_async(flat, sent, received, group)
+    work.wait()
+    return result
 
 
 def _part_to_send(sender: int, receiver: int, held: Sequence[Block], wanted: Sequence[Block],

@@ -190,7 +190,7 @@ class DTensor(platform.DTensorBase):
         The views through which uses that vary are summed are ``plain``'s then, so that all of
         them cost one all-reduce.
         """
-        self.__dict__.update(_views=views_of(plain), _views_of_leaf=plain.is_leaf)
+        self.__dict__.update(_views=views_of(plain), _views_of_leaf=platform.is_leaf(plain))
 
     @staticmethod
     def _local_gradient(grad: Any, spec: TensorSpec) -> Any:
@@ -225,7 +225,9 @@ class DTensor(platform.DTensorBase):
             for placement in self.placements])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        local = platform.undress(self.detach()) if tensor_contents is None else tensor_contents
+        local = tensor_contents
+        if local is None:
+            local = platform.detach(platform.undress(self))
         return (f"DTensor(local_tensor={local!r}, device_mesh={self.device_mesh!r}, "
                 f"placements={self.placements})")
 
@@ -278,20 +280,20 @@ def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
     own_coordinate(device_mesh)
     whole = TensorSpec(Layout(device_mesh, [Replicate()] * device_mesh.ndim), tensor.shape)
     spec = TensorSpec(layout, tensor.shape)
-    if tensor.requires_grad and not tensor.is_leaf:
+    if not platform.is_leaf(tensor):
         raise RuntimeError(
             "distribute_tensor makes a leaf, so it does not take a tensor with a history; use "
             "DTensor.from_local(tensor, mesh, [Replicate(), ...]).redistribute(...).")
-    local = tensor.detach().clone()
+    local = platform.copied(platform.detach(tensor))
     if src_data_rank is None:
         local = redistribute(local, whole, layout)
-        return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
+        return platform.dress(platform.as_leaf(local, tensor), DTensor, spec)
     sent = (src_data_rank,) if device_mesh.size() > 1 else ()
     with _observed(tensor, whole, layout, sent):
         for axis in range(device_mesh.ndim):
             local = _send_along(local, layout, axis, src_data_rank)
         local = redistribute(local, TensorSpec(_only_shards(layout), spec.shape), layout)
-    return platform.dress(local.requires_grad_(tensor.requires_grad), DTensor, spec)
+    return platform.dress(platform.as_leaf(local, tensor), DTensor, spec)
 
 
 @contextmanager
@@ -431,4 +433,4 @@ def _with_gradient_as(local: Any, arrives: Layout, leaves: Layout, shape: Sequen
     back = plan_move(TensorSpec(arrives, shape), leaves, leaves.dual)
     if not platform.needs_gradient(local):
         return local
-    return platform.apply_with_gradient(lambda value: value.detach(), back, local)
+    return platform.apply_with_gradient(platform.detach, back, local)

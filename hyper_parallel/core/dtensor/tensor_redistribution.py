@@ -28,6 +28,7 @@ from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
+_detach = platform.detach
 
 
 class OperandUse(NamedTuple):
@@ -131,7 +132,7 @@ class Move:
             origin = _redistribute_observer.begin(
                 local, self.source.layout, self.target, self.source.shape, (), use)
             _redistribute_observer.end(origin)
-        known = platform.run_undressed(value.detach, (), {})
+        known = platform.run_undressed(_detach, (value,), {})
         return platform.run_undressed(platform.apply_with_gradient, (
             lambda _: known, lambda grad: self._move_gradient(grad, origin), local), {})
 
@@ -168,7 +169,7 @@ class Move:
     def _run(self, local: Any) -> Any:
         # A plain alias for the collectives. Not a view: that would hold its base, and the base may
         # hold the result (a cache).
-        local = local.detach()
+        local = _detach(local)
         for run in self._run_steps:
             local = run(local)
         return local

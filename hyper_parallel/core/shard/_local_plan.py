@@ -18,6 +18,9 @@ _Tensor = platform.Tensor
 _dress = platform.dress
 _undress = platform.undress
 _run_undressed = platform.run_undressed
+_is_leaf = platform.is_leaf
+_is_trained = platform.is_trained
+_is_watched = platform.is_watched
 _needs_gradient = platform.needs_gradient
 _value_version = platform.value_version
 _NOTHING: Mapping[str, Any] = {}
@@ -155,9 +158,8 @@ class LocalPlan(Plan):
             elif shared:
                 moved = _run_undressed(_shared_view, (tensor, move, kept, use, args), _NOTHING)
             else:
-                if returns:
-                    use = _run_undressed(_beside_parameter, (use, args), _NOTHING)
-                moved = move(tensor, None, use)
+                moved = move(tensor, None, use if not returns else
+                             _run_undressed(_beside_parameter, (use, args), _NOTHING))
             if self._take_off and isinstance(moved, DTensor):
                 moved = _undress(moved)
             if top:
@@ -311,7 +313,7 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
     if not _needs_gradient(tensor):
         return tensor
     views = views_of(tensor)
-    at_leaf = tensor.is_leaf or getattr(tensor, "_views_of_leaf", False)
+    at_leaf = _is_leaf(tensor) or getattr(tensor, "_views_of_leaf", False)
     version = _value_version(tensor)
     known, view = views.get(move), None
     if known is not None and known[0] == version:
@@ -329,7 +331,7 @@ def _shared_view(tensor: Any, move: Move, kept: list[Any], use: OperandUse,
 def _beside_parameter(use: OperandUse, args: Sequence[Any]) -> OperandUse:
     """``use`` with the first trained tensor among the operator's arguments. Runs undressed."""
     for value in args:
-        if type(value) is DTensor and value.is_leaf and value.requires_grad:
+        if isinstance(value, DTensor) and _is_trained(value):
             return OperandUse(use.operator, use.argument, weakref.ref(value))
     return use
 
@@ -348,11 +350,6 @@ def _make_view(tensor: Any, move: Move, use: OperandUse) -> Any:
                if type(placement) is Partial):
         return move(tensor, None, use)
     return back.with_value(origin, tensor, use)
-
-
-def _is_watched(tensor: Any) -> bool:
-    """Whether somebody waits for the gradient of this very tensor."""
-    return bool(tensor.retains_grad or tensor._backward_hooks)
 
 
 def _keep_views(result: Any, views: Sequence[Any]) -> None:

@@ -153,7 +153,8 @@ def _part(value: Any, operator: Operator) -> Any:
     if kind is DTensor:
         return value._spec
     if isinstance(value, _Tensor):
-        return _Tensor, value.shape
+        # A parameter's class may be one of its own.
+        return value._spec if isinstance(value, DTensor) else (_Tensor, value.shape)
     return _compound_part(kind, value, operator)
 
 

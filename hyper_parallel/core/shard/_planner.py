@@ -155,7 +155,7 @@ class InPlaceDetour(Plan):
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         note_fallback(platform.operator_name(func))
         target = args[0]
-        whole = self._whole(target).clone()
+        whole = platform.copied(self._whole(target))
         rest = [self._deep_whole(value) for value in args[1:]]
         more = {name: self._deep_whole(value) for name, value in kwargs.items()}
         func(whole, *rest, **more)

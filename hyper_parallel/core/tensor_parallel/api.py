@@ -108,7 +108,7 @@ def unparallelize_module(module: Any) -> Any:
     for part in changed:
         for value in platform.own_parameters(part).values():
             if isinstance(value, DTensor) and id(value) not in whole:
-                whole[id(value)] = value.full_tensor().detach()
+                whole[id(value)] = platform.detach(value.full_tensor())
         buffers += [(part, name, value.full_tensor()) for name, value
                     in platform.own_buffers(part).items() if isinstance(value, DTensor)]
     for key, value in whole.items():

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hyper_parallel.platform import checks
+
 # Releases before 2.13 know the one-tensor forms by their older names only.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -35,19 +37,9 @@ _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32,
 
 
 def check_reduction(op: str, dtype: torch.dtype) -> None:
-    """Raise unless ``op`` is a reduction that tensors of ``dtype`` have.
-
-    Raises:
-        ValueError: unknown ``op``.
-        TypeError: average of whole numbers or bools, maximum or minimum of complex numbers.
-    """
-    if op not in _REDUCTIONS:
-        raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {op!r}")
-    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise TypeError(f"an average needs a floating or complex dtype, got {dtype}; convert the "
-                        f"tensor first, or use 'sum'")
-    if op in ("max", "min") and dtype.is_complex:
-        raise TypeError(f"complex numbers have no order, so {op!r} does not exist for {dtype}")
+    """Raise unless ``op`` is a reduction that tensors of ``dtype`` have."""
+    if op != "sum":
+        checks.check_reduction(op, dtype, dtype.is_complex, dtype.is_floating_point)
 
 
 def _packed(data: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ first process to need it puts into the store.
 """
 import functools
 import hashlib
-import operator
 import os
 import threading
 import time
@@ -29,6 +28,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
+from hyper_parallel.platform import checks
+from hyper_parallel.platform.checks import shown
 from hyper_parallel.platform.torch.solo_group import SoloGroup
 
 Group = dist.ProcessGroup
@@ -121,9 +122,7 @@ def generation() -> int:
 
 def init_process_group(backend: Optional[str], device: Any, timeout: Optional[timedelta]) -> None:
     """Make the default group; see ``Platform.init_process_group``."""
-    if is_initialized():
-        raise RuntimeError("the default process group exists already; call "
-                           "destroy_process_group() before making another one")
+    checks.refuse_second_default(is_initialized())
     _history.look()
     wanted = None if device is None else torch.device(device)
     accelerator = wanted.type if wanted is not None else _accelerator()
@@ -219,15 +218,10 @@ def self_group() -> Group:
 
 def create_group(rank_list: Sequence[int]) -> Group:
     """The group of ``rank_list`` in that order; see ``Platform.create_group``."""
-    ranks = _checked_ranks(rank_list)
+    ranks = checks.checked_ranks(rank_list)
     life = _life_or_start(ranks)
     world_size, own = dist.get_world_size(), dist.get_rank()
-    if max(ranks) >= world_size:
-        raise ValueError(f"a group can only hold ranks of the world, 0 to {world_size - 1}, got "
-                         f"{_shown(ranks)}; start more processes or leave the others out")
-    if own not in ranks:
-        raise ValueError(f"only members make a group: rank {own} is not in {_shown(ranks)}; "
-                         f"call create_group on the members alone")
+    checks.check_membership(ranks, world_size, own)
     if ranks == tuple(range(world_size)):
         return dist.group.WORLD
     if len(ranks) == 1:
@@ -245,25 +239,12 @@ def adopt_group(ranks: tuple[int, ...], group: Group) -> None:
         _life_or_start(ranks).groups.setdefault(ranks, group)
 
 
-def _checked_ranks(rank_list: Sequence[int]) -> tuple[int, ...]:
-    try:
-        ranks = tuple(operator.index(rank) for rank in rank_list)
-    except TypeError:
-        raise TypeError(f"a group is made from a list of ranks (ints), got {rank_list!r}"
-                        ) from None
-    if not ranks or min(ranks) < 0:
-        raise ValueError(f"a group needs at least one rank and none below 0, got {list(ranks)}")
-    if len(set(ranks)) != len(ranks):
-        raise ValueError(f"a group holds each rank once, got {_shown(ranks)}")
-    return ranks
-
-
 def _life_or_start(ranks: tuple[int, ...]) -> _Life:
     """The current life; a process that a launcher started begins it here."""
     if not is_initialized():
         if _launched("WORLD_SIZE") is None:
             raise RuntimeError(
-                f"the group of ranks {_shown(ranks)} needs several processes, and this one was "
+                f"the group of ranks {shown(ranks)} needs several processes, and this one was "
                 f"not started as one of them: start the program with torchrun "
                 f"--nproc-per-node=N, or call init_process_group() first")
         init_process_group(None, None, None)
@@ -287,7 +268,7 @@ def _make_group(life: _Life, ranks: tuple[int, ...]) -> Group:
     try:
         group, _ = _without_split(default, make)
     except RuntimeError as error:
-        raise RuntimeError(f"the members of the group {_shown(ranks)} all asked for it but "
+        raise RuntimeError(f"the members of the group {shown(ranks)} all asked for it but "
                            f"could not connect: {error}") from error
     world.pg_group_ranks[group] = {rank: position for position, rank in enumerate(ranks)}
     life.times_made[ranks] += 1
@@ -348,16 +329,8 @@ def _meet(store: dist.Store, name: str, ranks: tuple[int, ...], timeout: timedel
         if time.monotonic() > deadline:
             missing = [rank for rank in others if not store.check([key(rank)])]
             raise RuntimeError(
-                f"rank {own} waited {timeout.total_seconds():g} s for the group {_shown(ranks)}, "
-                f"but {_shown(missing)} never asked for it: every member of a group must call "
+                f"rank {own} waited {timeout.total_seconds():g} s for the group {shown(ranks)}, "
+                f"but {shown(missing)} never asked for it: every member of a group must call "
                 f"get_group (or create_group) for it")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    """Ranks for a message, shortened in the middle."""
-    shown = [str(rank) for rank in ranks]
-    if len(shown) > 64:
-        shown[32:-32] = ["..."]
-    return f"[{', '.join(shown)}]"

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from hyper_parallel.platform.interrupted_calls import InterruptedCalls
 from hyper_parallel.platform.module_adapter import AfterForward, BeforeForward
 
 Module = nn.Module
+# The function below ``Module.__call__``.
+interrupted_calls = InterruptedCalls(nn.Module, "_call_impl")
 
 
 def layer_kind(module: Any) -> Optional[str]:
@@ -44,6 +47,11 @@ def obstacle_to_splitting(module: Any) -> Optional[str]:
 def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules under all their paths."""
     return module.named_modules(remove_duplicate=False)
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter once."""
+    return module.named_parameters()
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

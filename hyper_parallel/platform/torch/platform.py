@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hyper_parallel.platform import checks
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
     autograd_overrides, checkpoint_overrides, collectives, dtensor_base, gradients, groups,
     masked_overrides, modules, optimizer_updates, random, translation, values)
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
-from hyper_parallel.platform.torch.interrupted_calls import watch_interrupted_calls
 from hyper_parallel.platform.torch.native_calls import watch_native
 from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
 from hyper_parallel.platform.torch.solo_group import FinishedWork
@@ -28,45 +28,6 @@ Tensor = torch.Tensor
 Group = groups.Group
 _Splits = Optional[Sequence[int]]
 _ORIGIN = "hyper_parallel_origin"
-
-
-def _dim(tensor: Tensor, dim: int) -> int:
-    """``dim`` counted from the front."""
-    if not -tensor.ndim <= dim < tensor.ndim:
-        raise ValueError(f"dim {dim} does not exist in a tensor of {tensor.ndim} dims")
-    return dim % tensor.ndim
-
-
-def _check_size(name: str, given: int, group: Group, size: int) -> None:
-    if given != size:
-        raise ValueError(f"{name} must be the size of the group, which is {size} (ranks "
-                         f"{list(groups.get_group_ranks(group))}), got {given}")
-
-
-def _check_splits(tensor: Tensor, input_splits: _Splits, output_splits: _Splits,
-                  size: int) -> None:
-    """Raise ValueError unless the splits cover dim 0 of ``tensor``, one for each rank."""
-    if tensor.ndim == 0:
-        raise ValueError("an all-to-all splits dim 0, but the tensor has no dims; reshape it")
-    rows = tensor.shape[0]
-    for name, splits in (("input_splits", input_splits), ("output_splits", output_splits)):
-        if splits is None:
-            if rows % size:
-                raise ValueError(f"{name}=None splits dim 0 evenly, but {size} ranks do not "
-                                 f"divide {rows} rows; give the lengths")
-        elif len(splits) != size or min(splits) < 0:
-            raise ValueError(f"{name} needs one length >= 0 for each of the {size} ranks, got "
-                             f"{list(splits)}")
-    if input_splits is not None and sum(input_splits) != rows:
-        raise ValueError(f"input_splits must add up to the {rows} rows of dim 0, got "
-                         f"{list(input_splits)}")
-
-
-def _check_source(src_index: int, group: Group) -> None:
-    size = groups.get_group_size(group)
-    if not 0 <= src_index < size:
-        raise ValueError(f"src_index is a position in the group, 0 to {size - 1}, got "
-                         f"{src_index}")
 
 
 def _varying(tensor: Tensor, group: Group) -> Tensor:
@@ -145,6 +106,7 @@ class TorchPlatform(Platform):
     Parameter = torch.nn.Parameter
     Size = torch.Size
     DTensorBase = dtensor_base.TorchDTensorBase
+    HAS_ALL_TO_ALL_SINGLE = True
 
     dress = staticmethod(dtensor_base.dress)
     undress = staticmethod(dtensor_base.undress)
@@ -191,14 +153,34 @@ class TorchPlatform(Platform):
     replace_buffer = staticmethod(modules.replace_buffer)
     wrap_forward = staticmethod(modules.wrap_forward)
     unwrap_forward = staticmethod(modules.unwrap_forward)
-    watch_interrupted_calls = staticmethod(watch_interrupted_calls)
+    named_parameters = staticmethod(modules.named_parameters)
+    watch_interrupted_calls = staticmethod(modules.interrupted_calls.watch)
 
     fingerprint = staticmethod(values.fingerprint)
     when_waited = staticmethod(values.when_waited)
 
+    detach = staticmethod(torch.Tensor.detach)
+    copied = staticmethod(torch.Tensor.clone)
+
     @staticmethod
     def needs_gradient(tensor: Tensor) -> bool:
         return tensor.requires_grad and torch.is_grad_enabled()
+
+    @staticmethod
+    def is_leaf(tensor: Tensor) -> bool:
+        return tensor.is_leaf
+
+    @staticmethod
+    def is_trained(tensor: Tensor) -> bool:
+        return tensor.is_leaf and tensor.requires_grad
+
+    @staticmethod
+    def is_watched(tensor: Tensor) -> bool:
+        return bool(tensor.retains_grad or tensor._backward_hooks)
+
+    @staticmethod
+    def as_leaf(tensor: Tensor, like: Tensor) -> Tensor:
+        return tensor.requires_grad_(like.requires_grad)
 
     @staticmethod
     def in_backward() -> bool:
@@ -262,8 +244,9 @@ class TorchPlatform(Platform):
     def differentiable_all_gather_concat(data: Tensor, group: Group, concat_size: int,
                                          concat_dim: int) -> Tensor:
         size = groups.get_group_size(group)
-        dim = _dim(data, concat_dim)
-        _check_size("concat_size", concat_size, group, size)
+        dim = checks.positive_dim(data, concat_dim)
+        checks.check_size("concat_size", concat_size, size,
+                          lambda: groups.get_group_ranks(group))
         if size == 1:
             return collectives.alias(data)
         length = data.shape[dim]
@@ -285,11 +268,9 @@ class TorchPlatform(Platform):
     def differentiable_all_to_all(input_data: Tensor, output_shape: Sequence[int],
                                   group: Group) -> Tensor:
         size = groups.get_group_size(group)
-        _check_splits(input_data, None, None, size)
+        checks.check_splits(input_data, None, None, size)
         shape, target = tuple(input_data.shape), torch.Size(output_shape)
-        if target.numel() != input_data.numel():
-            raise ValueError(f"output_shape must hold the {input_data.numel()} elements of the "
-                             f"input {list(shape)}, got {list(target)}")
+        checks.check_elements(shape, target)
         if size == 1:
             return input_data.reshape(target)
         return collectives.apply_with_gradient(
@@ -317,11 +298,9 @@ class TorchPlatform(Platform):
                                       group: Group) -> Tensor:
         collectives.check_reduction(op, data.dtype)
         size = groups.get_group_size(group)
-        dim = _dim(data, axis)
-        _check_size("dev_num", dev_num, group, size)
-        if data.shape[dim] % size:
-            raise ValueError(f"a reduce-scatter splits dim {dim} evenly, but {size} ranks do not "
-                             f"divide its length {data.shape[dim]}; pad it first")
+        dim = checks.positive_dim(data, axis)
+        checks.check_size("dev_num", dev_num, size, lambda: groups.get_group_ranks(group))
+        checks.check_even(data, dim, size)
         if size == 1:
             return collectives.alias(data)
         if op in _LOCAL_REDUCTIONS:
@@ -338,7 +317,7 @@ class TorchPlatform(Platform):
     def differentiable_all_to_all_single(input_tensor: Tensor, input_splits: _Splits,
                                          output_splits: _Splits, group: Group) -> Tensor:
         size = groups.get_group_size(group)
-        _check_splits(input_tensor, input_splits, output_splits, size)
+        checks.check_splits(input_tensor, input_splits, output_splits, size)
         if size == 1:
             return collectives.alias(input_tensor)
         return collectives.apply_with_gradient(
@@ -352,7 +331,7 @@ class TorchPlatform(Platform):
             input_tensor: Tensor, input_splits: _Splits, output_splits: _Splits,
             group: Group) -> tuple[Tensor, Any]:
         size = groups.get_group_size(group)
-        _check_splits(input_tensor, input_splits, output_splits, size)
+        checks.check_splits(input_tensor, input_splits, output_splits, size)
         if size == 1:
             output = collectives.alias(input_tensor)
             return output, FinishedWork([output])
@@ -396,22 +375,18 @@ class TorchPlatform(Platform):
 
     @staticmethod
     def broadcast(tensor: Tensor, src_index: int, group: Group) -> Tensor:
-        _check_source(src_index, group)
+        checks.check_source(src_index, groups.get_group_size(group))
         collectives.broadcast(tensor, src_index, group)
         return tensor
 
     @staticmethod
     def scatter(output: Tensor, pieces: Optional[Sequence[Tensor]], src_index: int,
                 group: Group) -> Tensor:
-        _check_source(src_index, group)
+        checks.check_source(src_index, groups.get_group_size(group))
         if groups.get_group_rank(group) != src_index:
             pieces = None
-        elif pieces is None or len(pieces) != groups.get_group_size(group) or \
-                any(piece.shape != output.shape or piece.dtype != output.dtype
-                    for piece in pieces):
-            raise ValueError(f"the source scatters one piece of shape {list(output.shape)} and "
-                             f"dtype {output.dtype} to each of the "
-                             f"{groups.get_group_size(group)} ranks; got {pieces!r}")
+        else:
+            checks.check_pieces(output, pieces, groups.get_group_size(group))
         collectives.scatter(output, pieces, src_index, group)
         return output
 
@@ -423,7 +398,7 @@ class TorchPlatform(Platform):
 
     @staticmethod
     def pad_end(tensor: Tensor, dim: int, amount: int) -> Tensor:
-        behind = tensor.ndim - 1 - _dim(tensor, dim)
+        behind = tensor.ndim - 1 - checks.positive_dim(tensor, dim)
         return functional.pad(tensor, [0, 0] * behind + [0, amount])
 
     @staticmethod

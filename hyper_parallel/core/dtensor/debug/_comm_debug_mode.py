@@ -24,7 +24,6 @@ from typing import Any
 from hyper_parallel.core.dtensor.debug._fingerprints import FingerprintTaker
 from hyper_parallel.core.dtensor.debug._module_tracker import (
     ROOT_NAME,
-    ModuleLike,
     ModuleTracker,
     parameter_info,
 )
@@ -87,7 +86,7 @@ class CommDebugMode(Recorder):
             above 0 and finite.
     """
 
-    def __init__(self, module: ModuleLike | None = None, *, max_records: int | None = None,
+    def __init__(self, module: Any | None = None, *, max_records: int | None = None,
                  trace_native: bool = False, verify: str | None = None,
                  verify_timeout: float = 60.0, fingerprints: bool = False,
                  check_replicas: bool = False) -> None:
@@ -99,12 +98,12 @@ class CommDebugMode(Recorder):
         self._traces_native = bool(trace_native)
         self._verify_timeout = None if verify is None else float(verify_timeout)
         self._check_timeout = float(verify_timeout) if check_replicas else None
-        if module is not None and not isinstance(module, ModuleLike):
+        if module is not None and not isinstance(module, platform.Module):
             raise TypeError(
                 f"CommDebugMode traces a module (such as torch.nn.Module), but got {module!r} "
                 f"({type(module).__name__}); leave it out to trace operators and collectives only.")
         # Strong until the first exit, weak from then on.
-        self._get_module: Callable[[], ModuleLike | None] | None = (
+        self._get_module: Callable[[], Any | None] | None = (
             None if module is None else lambda: module)
         self._undo: ExitStack | None = None
         self._has_run = False
@@ -130,7 +129,7 @@ class CommDebugMode(Recorder):
         self._parameters = {} if module is None else parameter_info(module)
         self._module_of_id = {} if module is None else {
             id(parameter): name.rpartition(".")[0] or ROOT_NAME
-            for name, parameter in module.named_parameters()}
+            for name, parameter in platform.named_parameters(module)}
         with ExitStack() as undo:
             if self._verify_timeout is not None:
                 self._verifier = Verifier(self._verify_timeout)
@@ -206,7 +205,7 @@ class CommDebugMode(Recorder):
         """The path of a parameter of the traced module, also where ``tensor`` is its gradient."""
         module = self._get_module and self._get_module()
         if module is not None:
-            for path, parameter in module.named_parameters():
+            for path, parameter in platform.named_parameters(module):
                 if tensor is parameter:
                     return path
                 if tensor is parameter.grad:

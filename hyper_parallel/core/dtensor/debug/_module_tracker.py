@@ -1,8 +1,8 @@
 """Tells when the forward of a module begins and ends."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 from hyper_parallel.core.dtensor.debug._call_records import placements_text
 from hyper_parallel.core.dtensor.debug._tensor_infos import tensor_info
@@ -12,17 +12,6 @@ from hyper_parallel.platform import get_platform
 platform = get_platform()
 
 ROOT_NAME = "(root)"
-
-
-@runtime_checkable
-class ModuleLike(Protocol):
-    """What the tracker needs of a module; ``torch.nn.Module`` has it."""
-
-    def named_modules(self) -> Iterable[tuple[str, Any]]:
-        """Each module inside this one, itself included, once, with its qualified name."""
-
-    def named_parameters(self) -> Iterable[tuple[str, Any]]:
-        """Each parameter once, with its qualified name."""
 
 
 class ModuleTracker:
@@ -38,7 +27,7 @@ class ModuleTracker:
         listening: asked at each beginning; where it says no, that call is not told at all.
     """
 
-    def __init__(self, module: ModuleLike, callback: Callable[[str, str], None],
+    def __init__(self, module: Any, callback: Callable[[str, str], None],
                  listening: Callable[[], bool] = lambda: True) -> None:
         self._module = module
         self._callback = callback
@@ -52,7 +41,9 @@ class ModuleTracker:
 
     def install(self) -> None:
         """Put a hook before and after the forward of each module."""
-        for path, module in self._module.named_modules():
+        for path, module in platform.named_modules(self._module):
+            if id(module) in self._post_hooks:
+                continue
             name = path or ROOT_NAME
             # The first pre-hook and the last post-hook: what other hooks do, such as moving a
             # tensor to the layout that a plan asks for, then belongs to the module as well.
@@ -106,10 +97,10 @@ class ModuleTracker:
         return post_hook
 
 
-def parameter_info(module: ModuleLike) -> dict[str, dict[str, Any]]:
+def parameter_info(module: Any) -> dict[str, dict[str, Any]]:
     """Shape, dtype, gradient need and layout of each parameter, by qualified name."""
     infos = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in platform.named_parameters(module):
         info = tensor_info(parameter)
         infos[name] = {
             "shape": info.shape,

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.debug._fingerprints import replicas_under
 from hyper_parallel.core.dtensor.debug._meetings import Meetings
-from hyper_parallel.core.dtensor.debug._module_tracker import ModuleLike
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import Layout
 from hyper_parallel.core.placement_types import Replicate
@@ -157,9 +156,9 @@ def _named(what: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The tensors in ``what``, each by its path."""
     if isinstance(what, platform.Tensor):
         yield path or "the tensor", what
-    elif isinstance(what, ModuleLike):
+    elif isinstance(what, platform.Module):
         prefix = f"{path}." if path else ""
-        for name, tensor in what.named_parameters():
+        for name, tensor in platform.named_parameters(what):
             yield prefix + name, tensor
         if isinstance(what, _WithBuffers):
             for name, tensor in what.named_buffers():
@@ -167,7 +166,7 @@ def _named(what: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(what, (Mapping, list, tuple)):
         items = what.items() if isinstance(what, Mapping) else enumerate(what)
         for key, value in items:
-            if isinstance(value, (platform.Tensor, ModuleLike, Mapping, list, tuple)):
+            if isinstance(value, (platform.Tensor, platform.Module, Mapping, list, tuple)):
                 yield from _named(value, f"{path}.{key}" if path else str(key))
     else:
         raise TypeError("check_replicas takes a tensor, a module, or a dict, list or tuple of "

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed import distributed_c10d
 
+from hyper_parallel.platform import checks
 from hyper_parallel.platform.torch import groups
 from hyper_parallel.platform.torch.platform import TorchPlatform
 from tests.torch.launcher import ROOT
@@ -146,6 +147,6 @@ def test_a_torch_without_the_private_function(monkeypatch: pytest.MonkeyPatch) -
 
 def test_long_lists_of_ranks_are_shortened() -> None:
     """In messages, in the middle."""
-    assert groups._shown(range(3)) == "[0, 1, 2]"
-    text = groups._shown(range(1000))
+    assert checks.shown(range(3)) == "[0, 1, 2]"
+    text = checks.shown(range(1000))
     assert text.startswith("[0, 1, 2") and ", 31, ..., 968, " in text and text.endswith("999]")

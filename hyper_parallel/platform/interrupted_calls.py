@@ -1,7 +1,7 @@
 """Tells of modules whose call ended by something that is no ``Exception``.
 
-torch runs the hooks that it promises to run always (``always_call``) after an ``Exception`` only,
-not after a ``KeyboardInterrupt``.
+The frameworks run the hooks that they promise to run always (``always_call``) after an
+``Exception`` only, not after a ``KeyboardInterrupt``.
 """
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
-from torch import nn
-
-_Callback = Callable[[nn.Module], None]
+_Callback = Callable[[Any], None]
 
 
-class _Watch:
-    """The function below ``Module.__call__``, replaced while somebody wants to know."""
+class InterruptedCalls:
+    """The function through which a class of modules is called, replaced while somebody watches.
 
-    def __init__(self) -> None:
+    Args:
+        cls: the class.
+        name: the method's name.
+    """
+
+    def __init__(self, cls: type, name: str) -> None:
+        self._cls = cls
+        self._name = name
         self._callbacks: tuple[_Callback, ...] = ()  # replaced whole: calls take no lock
         self._original: Optional[Callable[..., Any]] = None
         self._lock = threading.Lock()
@@ -26,8 +31,8 @@ class _Watch:
         """Tell one more; the first one replaces the function."""
         with self._lock:
             if self._original is None:
-                self._original = original = vars(nn.Module)["_call_impl"]
-                setattr(nn.Module, "_call_impl", self._telling(original))
+                self._original = original = vars(self._cls)[self._name]
+                setattr(self._cls, self._name, self._telling(original))
             self._callbacks = (*self._callbacks, callback)
 
     def remove(self, callback: _Callback) -> None:
@@ -35,11 +40,11 @@ class _Watch:
         with self._lock:
             self._callbacks = tuple(one for one in self._callbacks if one is not callback)
             if not self._callbacks and self._original is not None:
-                setattr(nn.Module, "_call_impl", self._original)
+                setattr(self._cls, self._name, self._original)
                 self._original = None
 
     def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(module, *args, **kwargs)
             except Exception:
@@ -51,11 +56,7 @@ class _Watch:
 
         return call
 
-
-_watch = _Watch()
-
-
-def watch_interrupted_calls(callback: _Callback) -> Callable[[], None]:
-    """Call back for each such module; see ``Platform.watch_interrupted_calls``."""
-    _watch.add(callback)
-    return lambda: _watch.remove(callback)
+    def watch(self, callback: _Callback) -> Callable[[], None]:
+        """Call back for each such module; see ``Platform.watch_interrupted_calls``."""
+        self.add(callback)
+        return lambda: self.remove(callback)

@@ -1,0 +1,55 @@
+"""What the library needs to know of a tensor's place in the framework's autograd."""
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class HistoryAdapter(ABC):
+    """The part of a platform that knows where tensors come from and who waits for gradients."""
+
+    @staticmethod
+    @abstractmethod
+    def needs_gradient(tensor: Any) -> bool:
+        """Whether what is computed from ``tensor`` now will be differentiated."""
+
+    @staticmethod
+    @abstractmethod
+    def is_leaf(tensor: Any) -> bool:
+        """Whether ``tensor`` was not computed from tensors that need gradients."""
+
+    @staticmethod
+    @abstractmethod
+    def is_trained(tensor: Any) -> bool:
+        """Whether ``tensor`` is a leaf that needs a gradient."""
+
+    @staticmethod
+    @abstractmethod
+    def is_watched(tensor: Any) -> bool:
+        """Whether somebody waits for the gradient of this very tensor."""
+
+    @staticmethod
+    @abstractmethod
+    def detach(tensor: Any) -> Any:
+        """An alias of ``tensor`` without its history."""
+
+    @staticmethod
+    @abstractmethod
+    def copied(tensor: Any) -> Any:
+        """A copy of ``tensor``, which has no history itself or runs where none is recorded."""
+
+    @staticmethod
+    @abstractmethod
+    def as_leaf(tensor: Any, like: Any) -> Any:
+        """``tensor``, which has no history, itself; it needs a gradient where ``like`` does."""
+
+    @staticmethod
+    @abstractmethod
+    def value_version(tensor: Any) -> Any:
+        """A value that differs when ``tensor`` was modified in place since.
+
+        It may also differ where the framework cannot tell.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def keep_with_graph(result: Any, tensor: Any) -> None:
+        """Keep ``tensor`` for as long as the autograd graph of ``result`` exists."""

@@ -1,0 +1,1 @@
+"""The adapter for MindSpore: process groups, collectives with gradients, the tensor class."""

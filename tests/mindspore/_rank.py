@@ -1,0 +1,46 @@
+"""A rank of ``launcher.py``: runs the cases of a worker file until one fails.
+
+Arguments: the worker file, the file to report to (a line of JSON for each case), and the seconds
+after which the stacks of all threads are printed.
+"""
+
+import faulthandler
+import importlib.util
+import json
+import sys
+import time
+import traceback
+
+from hyper_parallel import get_platform
+
+
+def main() -> int:
+    """The number of failed cases: 0 or 1."""
+    file, report, limit = sys.argv[1:]
+    faulthandler.dump_traceback_later(max(float(limit) - 5, 1))
+    get_platform().init_process_group()
+    spec = importlib.util.spec_from_file_location("worker", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["worker"] = module
+    spec.loader.exec_module(module)
+    with open(report, "w", encoding="utf-8", buffering=1) as lines:
+        for name, case in list(vars(module).items()):
+            if not name.startswith("test_"):
+                continue
+            started = time.monotonic()
+            try:
+                case()
+                outcome = "passed"
+            except Exception:
+                outcome = traceback.format_exc()
+            print(f"{name}: {time.monotonic() - started:.2f} s", flush=True)
+            print(json.dumps([name, outcome]), file=lines)
+            if outcome != "passed":
+                return 1
+    faulthandler.cancel_dump_traceback_later()
+    get_platform().destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

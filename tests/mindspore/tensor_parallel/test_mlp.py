@@ -1,0 +1,10 @@
+"""Tensor parallelism and CommDebugMode on MindSpore, two ranks."""
+import pytest
+
+from tests.mindspore.launcher import Case, run_case, worker_cases
+
+
+@pytest.mark.parametrize("case", worker_cases(__file__, "_test_mlp.py"))
+def test_mlp(case: Case) -> None:
+    """Each case of the worker file."""
+    run_case(case)
