@@ -3,7 +3,8 @@
 It plans in a fake process group, which must not become the default group of the tests. The
 argument is a JSON list of ``[mesh shape, dims of the tensor, source, target]``, a placement
 written ``R``, ``P`` or its dim. It prints for each the bytes that one rank sends, as a fraction
-of the global tensor, for the cheaper of PyTorch's two planners, or null where there is no way.
+of the global tensor, and the number of collectives, for the cheaper of PyTorch's two planners (of
+fewer collectives where they send the same), or null where there is no way.
 """
 
 import json
@@ -50,14 +51,14 @@ def _wire(kind: Any, size: int, before: float, after: float) -> float:
 
 
 def _cost(mesh: DeviceMesh, ndim: int, source: tuple[Any, ...], target: tuple[Any, ...],
-          graph: bool) -> Optional[float]:
+          graph: bool) -> Optional[tuple[float, int]]:
     try:
         infos = _gen_transform_infos_non_cached(
             _spec(mesh, ndim, source), _spec(mesh, ndim, target), graph)
         infos = _optimize_transform_infos(infos, mesh, source, target)
     except (RuntimeError, AssertionError, ValueError):
         return None
-    placements, total = list(source), 0.0
+    placements, total, launches = list(source), 0.0, 0
     for info in infos:
         axes = getattr(info, "original_mesh_dims", (info.mesh_dim,))
         before, after = info.src_dst_placements
@@ -67,8 +68,10 @@ def _cost(mesh: DeviceMesh, ndim: int, source: tuple[Any, ...], target: tuple[An
         for axis in axes:
             placements[axis] = after
         then = 1 / prod(mesh.shape[axis] for axis, p in enumerate(placements) if p.is_shard())
-        total += _wire(info._comm_type_key(), prod(mesh.shape[axis] for axis in axes), held, then)
-    return total
+        kind = info._comm_type_key()
+        total += _wire(kind, prod(mesh.shape[axis] for axis in axes), held, then)
+        launches += kind is not None
+    return round(total, 9), launches
 
 
 def main() -> None:

@@ -181,7 +181,8 @@ def describe_plan(plan: Sequence[Step]) -> str:
 def plan_redistribution(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Steps that take a tensor from ``source`` to ``target``, the fewest bytes first.
 
-    The path does not depend on the shape, so that tensors of many shapes share a plan.
+    The path does not depend on the shape, so that tensors of many shapes share a plan. An axis
+    that is Partial before and after is left alone, even where to finish its sum would save bytes.
 
     Args:
         source: layout before, its dims positive.

@@ -146,11 +146,16 @@ def test_every_step_can_be_taken_and_the_last_one_arrives(case):
 @given(_layouts())
 @settings(max_examples=100, deadline=None)
 def test_a_detour_is_never_cheaper_than_the_plan(case):
-    """The triangle inequality of a shortest path, by way of replicated and of target layouts."""
+    """The triangle inequality of a shortest path, by way of replicated and of target layouts.
+
+    Not by way of a sum that nobody asked to finish: a plan leaves that alone.
+    """
     source, target, _ = case
     mesh = source.device_mesh
     direct = sum(step.wire for step in plan_redistribution(source, target))
     for axis in range(mesh.ndim):
+        if source.placements[axis] == target.placements[axis] == P:
+            continue
         for between in (source.replaced({axis: R}), target.replaced({axis: R})):
             detour = sum(step.wire for pair in ((source, between), (between, target))
                          for step in plan_redistribution(*pair))
@@ -263,7 +268,7 @@ def _pairs(shape, ndim, limit):
     return random.Random(3).sample(list(itertools.product(kinds, kinds)), limit)
 
 
-def _wires_of_pytorch(cases):
+def _costs_of_pytorch(cases):
     question = json.dumps([[shape, ndim, _letters(a), _letters(b)] for shape, ndim, a, b in cases])
     program = str(Path(__file__).resolve().parents[4] / "benchmarks" / "torch_planner.py")
     run = subprocess.run([sys.executable, program, question], check=True, capture_output=True,
@@ -271,18 +276,20 @@ def _wires_of_pytorch(cases):
     return json.loads(run.stdout)
 
 
-def test_never_more_bytes_than_pytorch():
-    """Neither of PyTorch's planners, the greedy one and the one over a graph, sends fewer."""
+def test_never_more_bytes_or_calls_than_pytorch():
+    """Neither of PyTorch's planners, the greedy one and the one over a graph, sends fewer bytes,
+    or the same ones in fewer collectives."""
     cases = [(shape, ndim, *pair) for shape, ndim, limit in (
         ((4,), 3, 25), ((2, 2), 2, 256), ((2, 4), 2, 120), ((2, 2, 2), 2, 120))
         for pair in _pairs(shape, ndim, limit)]
     more, fewer, planned = [], 0, 0
-    for (shape, _, source, target), theirs in zip(cases, _wires_of_pytorch(cases), strict=True):
-        ours = sum(step.wire for step in _plan(_mesh(*shape), source, target))
+    for (shape, _, source, target), theirs in zip(cases, _costs_of_pytorch(cases), strict=True):
+        plan = _plan(_mesh(*shape), source, target)
+        ours = round(sum(step.wire for step in plan), 9), sum(step.communicates for step in plan)
         if theirs is not None:
             planned += 1
-            fewer += ours < theirs - 1e-9
-            if ours > theirs + 1e-9:
+            fewer += ours[0] < theirs[0]
+            if ours > tuple(theirs):
                 more.append(f"{shape} {source} -> {target}: {ours}, not {theirs}")
     assert not more, "\n".join(more)
     assert planned > 300 and fewer > 20
