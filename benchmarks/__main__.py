@@ -9,7 +9,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 ONE_PROCESS = ("dispatch.py", "cache_miss.py", "observer.py", "mesh.py", "redistribution.py",
                "trace_files.py", "transformer_step.py")
-TWO_RANKS = ("mlp_step.py", "transformer_step.py", "tracing.py")
+TWO_RANKS = ("mlp_step.py", "transformer_step.py", "llama_step.py", "tracing.py")
 
 
 def main() -> int:

@@ -70,7 +70,8 @@ class Run:
         self.mesh = mesh
         self.step = 0
         self.model = make_model()
-        plan = auto_plan(self.model, mesh["tp"], verbose=verbose and mesh["dp"].get_local_rank() == 0)
+        first = mesh["dp"].get_local_rank() == 0
+        plan = auto_plan(self.model, mesh["tp"], verbose=verbose and first)
         parallelize_module(self.model, mesh["tp"], plan)
         replicate(self.model, mesh["dp"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3, eps=1e-6)
@@ -157,21 +158,21 @@ def spread(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 # ---- the program ----
 
 
-def train(run: Run, steps: int, folder: Path | None = None, every: int = 20, bar: bool = False
-          ) -> list[float]:
+def train(run: Run, steps: int, folder: Path | None = None, every: int = 20,
+          progress: bool = False) -> list[float]:
     """Train up to a number of steps; the losses."""
     losses: list[float] = []
     began = time.perf_counter()
     while run.step < steps:
         losses.append(run.advance())
-        if bar:
+        if progress:
             done = run.step * 30 // steps
             speed = len(losses) * ROWS * LENGTH / (time.perf_counter() - began)
             print(f"\rstep {run.step}/{steps} [{'#' * done}{'-' * (30 - done)}] "
                   f"loss {losses[-1]:.3f}, {speed:.0f} tokens/s", end="", file=sys.stderr)
         if folder is not None and (run.step % every == 0 or run.step == steps):
             save(run, folder)
-    if bar:
+    if progress:
         print(file=sys.stderr)
     return losses
 
@@ -187,8 +188,8 @@ def main() -> None:
     """See above."""
     options: Any = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tp", type=int, default=2, help="ranks that share a layer")
-    options.add_argument("--steps", type=int, default=40, help="steps in all, resumed ones included")
-    options.add_argument("--folder", type=Path, help="where checkpoints are, to go on from the last")
+    options.add_argument("--steps", type=int, default=40, help="steps in all")
+    options.add_argument("--folder", type=Path, help="of checkpoints, to go on from the last")
     options.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     options = options.parse_args()
     get_platform().init_process_group()
@@ -199,7 +200,7 @@ def main() -> None:
     run = Run(mesh, verbose=True)
     if options.folder is not None and load(run, options.folder) and mesh.rank == 0:
         print(f"goes on from step {run.step}")
-    losses = train(run, options.steps, options.folder, options.every, bar=mesh.rank == 0)
+    losses = train(run, options.steps, options.folder, options.every, progress=mesh.rank == 0)
     text = summary(run)
     if mesh.rank == 0:
         print("losses", " ".join(f"{loss:.4f}" for loss in losses))

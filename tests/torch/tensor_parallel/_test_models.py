@@ -6,6 +6,11 @@ a gradient by its own size, which makes noise of the gradients that are zero in 
 key's bias): eps=1e-6 keeps it below 1e-3 of a step, and five steps of 1e-3 below ``CLOSE``.
 """
 import copy
+import shutil
+import tempfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from torch import nn
 from hyper_parallel import (
     ColwiseParallel, CommDebugMode, DeviceMesh, DTensor, PrepareModuleInput, Replicate, Shard,
     auto_plan, describe, init_device_mesh, parallelize_module, replicate)
+from tests.torch.launcher import ROOT
 from tests.torch.tensor_parallel.model_zoo import FLOAT, MODELS, ROWS, WIDTH, Entry
 from tests.torch.tensor_parallel.training import collectives
 
@@ -193,3 +199,62 @@ def test_plans_are_dicts() -> None:
         parallelize_module(model, mesh, {**plan, "model.layers.*.q": ColwiseParallel()})
     parallelize_module(model, mesh, plan)
     assert not isinstance(model.lm_head.weight, DTensor)
+
+
+def training_script() -> ModuleType:
+    """The script of the tutorial as a module."""
+    spec = spec_from_file_location("train_llama", ROOT / "docs/tutorials/train_llama.py")
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def in_one_process(script: ModuleType, steps: int) -> list[float]:
+    """The losses of the script's model without any mesh."""
+    model, losses = script.make_model(), []
+    stepper = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-6)
+    for number in range(steps):
+        ids = script.make_batch(number)
+        losses.append(step(model, {"input_ids": ids, "labels": ids})["loss"].item())
+        stepper.step()
+    return losses
+
+
+def test_training_script() -> None:
+    """The loss curve is that of one process, also when it goes on on another mesh."""
+    script = training_script()
+    mesh = init_device_mesh((2, 2), ("dp", "tp"))
+    expected = torch.tensor(in_one_process(script, 6))
+    assert expected[-1] < expected[0] - 0.2
+    shared = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0])
+    first = script.Run(mesh)
+    assert not script.load(first, folder / "none")
+    losses = torch.tensor(script.train(first, 3, folder, every=2))
+    torch.testing.assert_close(losses, expected[:3], **CLOSE)
+    dist.barrier()
+    assert [path.name[:11] for path in sorted(folder.iterdir())] == ["step-000002", "step-000003"]
+    for shape in ((4, 1), (1, 4)):
+        other = script.Run(init_device_mesh(shape, ("dp", "tp")))
+        assert script.load(other, folder) and other.step == 3
+        torch.testing.assert_close(torch.tensor(script.train(other, 6)), expected[3:], **CLOSE)
+    summary = script.summary(first)
+    assert "all_reduce_async" in summary and "dp" in summary
+    for tear in (lambda path: (path / "state.pt").write_bytes(
+            (path / "state.pt").read_bytes()[:-9]), lambda path: (path / "complete.json").unlink()):
+        dist.barrier()
+        if mesh.rank == 0:
+            tear(sorted(folder.iterdir())[-1])
+        dist.barrier()
+        before = [whole(parameter).clone() for parameter in first.model.parameters()]
+        with pytest.raises(RuntimeError, match="step-000003.* is torn: .*; remove it"):
+            script.load(first, folder)
+        now = map(whole, first.model.parameters())
+        assert first.step == 4 and all(map(torch.equal, now, before))
+    script.ROWS = 6
+    with pytest.raises(ValueError, match="a batch of 6 rows does not divide by dp=4"):
+        script.Run(init_device_mesh((4, 1), ("dp", "tp")))
+    dist.barrier()
+    if mesh.rank == 0:
+        shutil.rmtree(folder)
