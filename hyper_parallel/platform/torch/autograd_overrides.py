@@ -13,7 +13,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
 from hyper_parallel.platform.torch.dtensor_base import (
-    TorchDTensorBase, dispatch_enabled, dress, handle, undress)
+    TorchDTensorBase, dispatch_enabled, dress, handle, undress, undressed)
 from hyper_parallel.platform.torch.operator_names import decomposed
 
 _native_apply = torch.autograd.Function.apply.__func__
@@ -21,6 +21,7 @@ _native_backward = decomposed(torch.autograd.backward)
 _native_grad = decomposed(torch.autograd.grad)
 _native_save_inputs = checkpoint._CheckpointFrame.save_inputs
 _native_get_inputs = checkpoint._CheckpointFrame.get_inputs
+_native_metadata = checkpoint._default_meta_extractor
 
 Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
 
@@ -84,6 +85,15 @@ def _get_inputs(frame: Any) -> list:
     # one would have no history.
     return [value if clothes is None else dress(value, *clothes)
             for value, clothes in zip(_native_get_inputs(frame), frame.clothes)]
+
+
+def _metadata(tensor: torch.Tensor) -> Any:
+    """Other form of checkpoint: what it compares of a saved tensor and of the recomputed one.
+
+    It asks once within an operator, where a DTensor is its local tensor, and once outside.
+    """
+    with undressed():
+        return _native_metadata(tensor)
 
 
 def _clothes(value: Any) -> Optional[tuple[type, Any]]:
@@ -160,4 +170,5 @@ torch.autograd.Function.apply = classmethod(_apply)
 torch.autograd.backward = _backward
 checkpoint._CheckpointFrame.save_inputs = _save_inputs
 checkpoint._CheckpointFrame.get_inputs = _get_inputs
+checkpoint._allowed_determinism_checks_to_fns["default"] = _metadata
 handle(torch.autograd.grad, _grad)

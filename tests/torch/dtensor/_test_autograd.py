@@ -1,7 +1,10 @@
 """Hooks, the autograd API and its modes with DTensors, on four ranks."""
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel import DTensor, Partial, Replicate, Shard, init_device_mesh
 from tests.torch.against_dense import normal, spread
@@ -232,3 +235,47 @@ def test_the_users_tensors_stay_plain():
     same = torch.where(torch.tensor(True), other[:4], wrapped)
     assert type(same) is DTensor
     assert wrapped.contiguous() is not plain and type(wrapped.to_local()) is torch.Tensor
+
+
+def test_checkpoint_of_operators_that_keep_an_index():
+    tokens = torch.randint(7, (5, 4), generator=torch.Generator().manual_seed(1))
+    for way, reentrant in itertools.product(([Shard(0)], [Shard(1)], [Replicate()]), (False, True)):
+        weight, dense = spread(normal(7, 3), _mesh(), [Replicate()]), normal(7, 3)
+        spread_tokens = spread(tokens, _mesh(), way)
+        for table, index in ((weight, spread_tokens), (dense, tokens)):
+            picked = checkpoint(lambda t, i: F.embedding(i, t).gather(1, i[..., None] % 4).tanh(),
+                                table, index, use_reentrant=reentrant)
+            picked.sum().backward()
+        assert torch.allclose(weight.grad.full_tensor(), dense.grad)
+
+
+def test_autocast_gives_all_ranks_one_dtype():
+    # Rank by rank: one element of the summed dim, several, none.
+    for equation, shapes in (("ik,kj->ij", ((3, 5), (5, 2))), ("bik,bjk->bij", ((2, 3, 4),) * 2)):
+        dense = [normal(*shape, seed=index).detach().float() for index, shape in enumerate(shapes)]
+        ways = [Shard(text.index("k")) for text in equation.partition("->")[0].split(",")]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted = torch.einsum(equation, *dense)
+            got = torch.einsum(equation, *[spread(value, _mesh(), [way])
+                                           for value, way in zip(dense, ways)])
+        assert got.to_local().dtype is wanted.dtype is torch.bfloat16
+        assert torch.allclose(got.full_tensor(), wanted, atol=0.1)
+    query = normal(2, 2, 3, 4).detach().float()  # two of the ranks have no part of the batch
+    image, kernel = normal(2, 3, 6).detach().float(), normal(4, 3, 2).detach().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        split = spread(query, _mesh(), [Shard(0)])
+        mixed = F.scaled_dot_product_attention(split, split, split)
+        folded = F.conv1d(spread(image, _mesh(), [Shard(0)]), kernel)
+        assert mixed.to_local().dtype is F.scaled_dot_product_attention(query, query, query).dtype
+        assert folded.to_local().dtype is F.conv1d(image, kernel).dtype
+
+
+def test_a_product_over_shards_has_the_whole_gradient():
+    x, dense = spread(normal(5, 3), _mesh(), [Shard(0)]), normal(5, 3)
+    seen = []
+    for leaf in (x, dense):
+        total = leaf.prod(0)
+        total.register_hook(seen.append)
+        total.sin().sum().backward()
+    assert torch.allclose(seen[0].full_tensor(), seen[1])
+    assert torch.allclose(x.grad.full_tensor(), dense.grad)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Sequence
 from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, rule_from_notation
-from hyper_parallel.core.shard.ops._empty import linked_zeros
+from hyper_parallel.core.shard.ops._empty import linked_zeros, product_of
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -73,12 +73,13 @@ def _with_own_groups(func: Callable, images: int, channels: int, groups: int) ->
 
 def _without_channels(shape: Sequence[int], space: int) -> Callable:
     """Kernels refuse images without channels; the product is zero there."""
-    zeros = linked_zeros(shape)
+    zeros = linked_zeros(shape, sample=product_of)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(("input", "weight", "bias"), args)) | kwargs
         result, bias = zeros(given["input"], given["weight"]), given.get("bias")
-        return result if bias is None else result + bias.reshape(-1, *(1,) * space)
+        return result if bias is None else \
+            result + bias.reshape(-1, *(1,) * space).to(result.dtype)
 
     return run
 
@@ -106,7 +107,7 @@ def _group_norm(call: Call) -> Any:
     def localize(operands: Sequence[TensorSpec], results: Sequence[TensorSpec]
                  ) -> Optional[Callable]:
         if not prod(operands[0].local_shape) and prod(operands[0].shape):
-            return linked_zeros(results[0].local_shape)
+            return linked_zeros(results[0].local_shape, sample=lambda x: call.func(x, 1))
         own = groups * operands[0].local_shape[1] // max(operands[0].shape[1], 1)
         if own == groups:
             return None

@@ -8,7 +8,7 @@ from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import add_rule, rule_for
 from hyper_parallel.core.shard._rule import (
     Call, Decomposition, Rule, positive_dim, rule_from_notation)
-from hyper_parallel.core.shard.ops._empty import linked_zeros
+from hyper_parallel.core.shard.ops._empty import linked_zeros, product_of
 from hyper_parallel.core.shard.ops.pointwise import pointwise
 from hyper_parallel.platform import get_platform
 
@@ -141,8 +141,32 @@ def _einsum(call: Call) -> Optional[Rule]:
         return None
     notation = ", ".join(map(_spaced, operands)) + " -> " + _spaced(right)
     reduced = {letter: "sum" for letter in letters if letter not in right}
-    return rule_from_notation(notation, call.shapes, reduced=reduced,
+
+    def localize(specs: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> Optional[Callable]:
+        # Letters at the right of any dots, counted from the right as these dims are.
+        shared = [(spec, index - len(text)) for spec, text in zip(specs, operands)
+                  for index, letter in enumerate(text)
+                  if letter in reduced and letters.count(letter) == 2]
+        single = len(operands) == 2 and any(
+            spec.local_shape[dim] == 1 and spec.shape[dim] > 1 for spec, dim in shared)
+        return _as_product(call.func) if single else None
+
+    return rule_from_notation(notation, call.shapes, reduced=reduced, localize=localize,
                               terms=(tuple(range(len(operands))),))
+
+
+def _as_product(func: Callable) -> Callable:
+    """Einsum where this rank has one element of the summed dim.
+
+    The kernel then multiplies, which autocast leaves alone, but on the ranks with several elements
+    and on the whole tensor it is a product of matrices.
+    """
+    def run(equation: str, *operands: Any) -> Any:
+        result = func(equation, *operands)
+        first = operands[0][0] if isinstance(operands[0], (tuple, list)) else operands[0]
+        return result.to(product_of(first.detach().new_zeros((1, 1))).dtype)
+
+    return run
 
 
 def _spaced(text: str) -> str:
@@ -180,7 +204,7 @@ def _linked_when_empty(operands: Sequence[TensorSpec], results: Sequence[TensorS
     """
     if all(prod(spec.local_shape) for spec in operands):
         return None
-    return linked_zeros(results[0].local_shape)
+    return linked_zeros(results[0].local_shape, sample=product_of)
 
 
 def _mask_dims(shapes, index: Optional[int], heads: str) -> str:

@@ -64,6 +64,16 @@ def log_sum_exp(x: DTensor, dims: Sequence[int], keep: bool) -> DTensor:
     return total if keep else total.squeeze(tuple(dims))
 
 
+def product(x: DTensor, dims: Sequence[int], keep: bool, dtype: Any) -> DTensor:
+    """The product of the elements."""
+    x = _without_summands(x)
+    part = platform.undress(x)
+    for dim in dims:
+        part = part.prod(dim, True, dtype=dtype)
+    total = _finish(part, _reduced_spec(x, dims, "product"), _axes(x.layout, dims))
+    return total if keep else total.squeeze(tuple(dims))
+
+
 def mean_without_nan(x: DTensor, dims: Sequence[int], keep: bool, dtype: Any) -> DTensor:
     """The mean of the elements that are numbers."""
     x = _without_summands(x)

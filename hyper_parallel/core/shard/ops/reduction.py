@@ -71,10 +71,21 @@ def _sharded(call: Call, dims: Sequence[int]) -> bool:
         all(call.shapes[0][dim] for dim in dims)
 
 
-@rule_for("prod any all count_nonzero")
+@rule_for("prod")
+def _of_factors(call: Call) -> Any:
+    """Finished at once: no gradient of one rank's factor is a summand of the product's."""
+    dim, keep = _dims_and_keep(call)
+    dims = positive_dims(dim, len(call.shapes[0]))
+    if not _sharded(call, dims):
+        return _reduction(call, dims, keep, need_whole=True)
+    dtype = call.kwargs.get("dtype")
+    return _of_tensor(lambda x: over_shards.product(x, dims, keep, dtype))
+
+
+@rule_for("any all count_nonzero")
 def _associative(call: Call) -> Rule:
-    """What is true of some or of all elements, and products."""
-    op = {"prod": "product", "any": "max", "all": "min", "count_nonzero": "sum"}[call.name]
+    """What is true of some or of all elements."""
+    op = {"any": "max", "all": "min", "count_nonzero": "sum"}[call.name]
     dim, keep = _dims_and_keep(call)
     dims = positive_dims(dim, len(call.shapes[0]))
     return _reduction(call, dims, keep, reduced=_named(dims, op))
