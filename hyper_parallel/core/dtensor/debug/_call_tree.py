@@ -23,6 +23,7 @@ class CallTree:
         counts: number of collectives by method name; that of the tree if nothing was dropped.
         ledger: number and bytes of the collectives, dropped ones included.
         dropped: number of records that were not kept, for want of room.
+        kinds: what is known of collectives by their arguments, while the tree grows.
     """
 
     def __init__(self, max_records: int | None = None) -> None:
@@ -31,6 +32,7 @@ class CallTree:
         self.ledger = Ledger()
         self.dropped = 0
         self.makers = PartialMakers()
+        self.kinds: dict[tuple, tuple] = {}
         self._room = max_records
         self._collectives = 0
         self._groups: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -104,6 +106,11 @@ class CallTree:
             self.ledger.add(record)
         self._last.items[:] = [record]
 
+    def finish(self) -> None:
+        """Let go of every tensor and group: nothing more will grow."""
+        self.makers.forget_all()
+        self.kinds.clear()
+
     def extend_last(self, part: CollectiveCall, seconds: float) -> bool:
         """Add what a further part of a collective sends to this thread's last record.
 
@@ -155,14 +162,15 @@ class PartialMakers:
     def __init__(self) -> None:
         self._makers: IdentityMap[dict[int, OpCall]] = IdentityMap()
 
+    def __bool__(self) -> bool:
+        return bool(self._makers)
+
     def of(self, tensor: Any) -> dict[int, OpCall]:
         """The maker for each axis on which the tensor was made Partial in this trace."""
         return self._makers.get(tensor) or {}
 
     def among(self, tensors: list[Any]) -> dict[int, OpCall] | None:
         """The makers of several tensors in one; the first tensor's where two were at an axis."""
-        if not self._makers:
-            return None
         found: dict[int, OpCall] = {}
         for tensor in tensors:
             for axis, maker in self.of(tensor).items():

@@ -186,7 +186,7 @@ class CommDebugMode(Recorder):
         that has exited since.
         """
         self._closed = True
-        self._tree.makers.forget_all()
+        self._tree.finish()
         self._module_of_id = {}
         if _debug_mode_observer.get() is self:
             _debug_mode_observer.set(self.still_open())

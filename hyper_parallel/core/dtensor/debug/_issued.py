@@ -58,6 +58,52 @@ def completed(record: CollectiveCall, args: tuple, kwargs: dict, group: Any, res
             record.peer is not None and record.peer == platform.get_rank())
 
 
+def finished(kinds: dict[tuple, tuple], method_name: str, args: tuple, kwargs: dict, group: Any,
+             size: int | None, result: Any) -> CollectiveCall:
+    """The record of a collective of the platform that ended.
+
+    Args:
+        kinds: what was found out of earlier ones; a trace has few kinds, and many of each.
+        method_name, args, kwargs, result: the call.
+        group, size: what ``collective_group`` says of the arguments.
+    """
+    key = _kind(method_name, args, kwargs, result)
+    known = None if key is None else kinds.get(key)
+    if known is not None:
+        return CollectiveCall(method_name, *known)
+    record = issued(method_name, args, kwargs, group, size)
+    completed(record, args, kwargs, group, result)
+    if key is not None:
+        kinds[key] = (record.group_size, record.input_shape, record.output_shape,
+                      record.input_dtype, record.phase, record.input_bytes, record.output_bytes,
+                      record.wire_bytes, record.axis, record.ranks, record.reduce_op,
+                      record.sequence, record.peer)
+    return record
+
+
+def _kind(method_name: str, args: tuple, kwargs: dict, result: Any) -> tuple | None:
+    """What the record of a call depends on; None where that cannot be told in short."""
+    if kwargs or type(result) is not platform.Tensor:
+        return None
+    parts = [method_name, result.shape, result.dtype]
+    for value in args:
+        kind = type(value)
+        if kind is platform.Tensor:
+            parts += (value.shape, value.dtype)
+        elif kind is list:
+            parts.append(tuple(value))
+        elif isinstance(value, platform.Tensor):
+            return None
+        else:
+            parts.append(value)
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
 def issued_natively(call: NativeCall) -> CollectiveCall:
     """The record of a call of the framework's own interface."""
     size = platform.get_group_size(call.group)

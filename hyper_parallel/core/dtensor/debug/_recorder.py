@@ -29,7 +29,7 @@ from hyper_parallel.core.dtensor.debug._fingerprints import (
     FingerprintTaker,
     alike_on,
 )
-from hyper_parallel.core.dtensor.debug._issued import completed, issued, issued_natively
+from hyper_parallel.core.dtensor.debug._issued import finished, issued_natively
 from hyper_parallel.core.dtensor.debug._operator_check import OperatorCheck
 from hyper_parallel.core.dtensor.debug._replica_check import ReplicaMismatchError
 from hyper_parallel.core.dtensor.debug._report import TraceReport
@@ -43,6 +43,7 @@ from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.traffic_adapter import NativeCall
 
 platform = get_platform()
+_NOTHING: list[TensorInfo] = []
 logger = logging.getLogger(__name__)
 
 
@@ -125,11 +126,13 @@ class Recorder(TraceReport):
             if heir is not None:
                 heir._on_op_dispatch_enter(op_name, op_call, args, kwargs)
             return
-        tree, record = self._tree, OpCall(op_name, operator=op_name)
+        # The lists come later, so that none is made in vain.
+        tree, record = self._tree, OpCall(op_name, _NOTHING, _NOTHING, operator=op_name)
         try:
             tree.open_inside(record)
             tensors, record.input_infos = look(*args, kwargs) if kwargs else look(*args)
-            record.carried_makers = tree.makers.among(tensors)
+            if tree.makers:
+                record.carried_makers = tree.makers.among(tensors)
             if self._operator_check is not None:
                 self._operator_check.check(op_name, args, kwargs or {})
         except ReplicaMismatchError:
@@ -183,8 +186,7 @@ class Recorder(TraceReport):
         """
         with self._guard:
             group, size = sized_group or collective_group(method_name, args, kwargs)
-            record = issued(method_name, args, kwargs, group, size)
-            completed(record, args, kwargs, group, result)
+            record = finished(self._tree.kinds, method_name, args, kwargs, group, size, result)
             self._add(record, seconds)
             if self._taker is not None:
                 return self._taker.of_collective(
