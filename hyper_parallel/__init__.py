@@ -11,7 +11,8 @@ from hyper_parallel.core.shard._registry import register_rule
 from hyper_parallel.core.tensor_parallel import (
     ColwiseParallel, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
     PrepareModuleOutput, RowwiseParallel, SequenceParallel, auto_plan, describe, distribute_module,
-    loss_parallel, parallelize_module, replicate, unparallelize_module)
+    loss_parallel, parallelize_module, replicate, unparallelize_module,
+    unreplicate)
 from hyper_parallel.platform import get_platform
 
 __all__ = [
@@ -19,7 +20,7 @@ __all__ = [
     "Partial", "PrepareModuleInput", "PrepareModuleInputOutput", "PrepareModuleOutput", "Replicate",
     "RowwiseParallel", "SequenceParallel", "Shard", "auto_plan", "check_replicas", "describe",
     "distribute_module", "distribute_tensor", "get_platform", "init_device_mesh", "loss_parallel",
-    "parallelize_module", "register_rule", "replicate", "unparallelize_module",
+    "parallelize_module", "register_rule", "replicate", "unparallelize_module", "unreplicate",
     "visualize_sharding",
 ]
 

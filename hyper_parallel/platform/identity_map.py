@@ -38,6 +38,11 @@ class IdentityMap(Generic[Value]):
 
         of_id[number] = (weakref.ref(key, forget), value)
 
+    def discard(self, key: Any) -> None:
+        """Forget an object, if it is known."""
+        if self.get(key) is not None:
+            del self._of_id[id(key)]
+
     def clear(self) -> None:
         """Let go of every object."""
         self._of_id.clear()

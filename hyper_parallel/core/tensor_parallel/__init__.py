@@ -6,7 +6,7 @@ from hyper_parallel.core.tensor_parallel.distribute import distribute_module
 from hyper_parallel.core.tensor_parallel.loss import loss_parallel
 from hyper_parallel.core.tensor_parallel.prepare import (
     PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput)
-from hyper_parallel.core.tensor_parallel.replicate import replicate
+from hyper_parallel.core.tensor_parallel.replicate import replicate, unreplicate
 from hyper_parallel.core.tensor_parallel.sequence import SequenceParallel
 from hyper_parallel.core.tensor_parallel.style import (
     ColwiseParallel, ParallelStyle, RowwiseParallel)
@@ -14,5 +14,5 @@ from hyper_parallel.core.tensor_parallel.style import (
 __all__ = [
     "ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput",
     "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel", "auto_plan", "describe",
-    "distribute_module", "loss_parallel", "parallelize_module", "replicate", "unparallelize_module",
+    "distribute_module", "loss_parallel", "parallelize_module", "replicate", "unparallelize_module", "unreplicate",
 ]

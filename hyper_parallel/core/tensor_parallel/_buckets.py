@@ -19,8 +19,17 @@ import weakref
 from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.identity_map import IdentityMap
 
 platform = get_platform()
+
+
+_reduced: IdentityMap[bool] = IdentityMap()  # the parameters that some reducer watches
+
+
+def is_reduced(parameter: Any) -> bool:
+    """Whether the gradients of a parameter are averaged over some axis."""
+    return _reduced.get(parameter) is not None
 
 
 class Bucket:
@@ -99,9 +108,20 @@ class Reducer:
         self._next = 0
         # Weak: alive for as long as the pass is that will call it.
         self._end: Callable[[], Any] = lambda: None
+        self._stops: list[Callable[[], None]] = []
         for bucket in self.buckets:
             for index, parameter in enumerate(bucket.parameters):
-                platform.on_gradient(parameter, _Arrival(self, bucket, index))
+                self._stops.append(
+                    platform.on_gradient(parameter, _Arrival(self, bucket, index)))
+                _reduced.set(parameter, True)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        for stop in self._stops:
+            stop()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                _reduced.discard(parameter)
 
     def begin(self) -> None:
         """A backward pass reached the module; nothing to do where that is known."""

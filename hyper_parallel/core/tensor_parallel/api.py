@@ -8,6 +8,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor, distribute_tensor
 from hyper_parallel.core.placement_types import Placement
+from hyper_parallel.core.tensor_parallel._buckets import is_reduced
 from hyper_parallel.core.tensor_parallel._heads import check_heads
 from hyper_parallel.core.tensor_parallel._record import Applied, applied_to, forget, note
 from hyper_parallel.core.tensor_parallel.style import ModulePlan, ParallelStyle
@@ -67,7 +68,7 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
             styles that spread one module's parameters, a layer that cannot be split, attention
             heads that the ranks do not divide, or a shared parameter that would be spread in two
             ways.
-        RuntimeError: a module that is parallelized already.
+        RuntimeError: a module that is parallelized, or replicated, already.
     """
     plan = _the_plan(plan, parallelize_plan)
     if not isinstance(module, platform.Module):
@@ -94,7 +95,7 @@ def unparallelize_module(module: Any) -> Any:
 
     Raises:
         TypeError: ``module`` is no module.
-        RuntimeError: nothing in it was parallelized.
+        RuntimeError: nothing in it was parallelized, or its parameters are replicated.
     """
     if not isinstance(module, platform.Module):
         raise TypeError(f"unparallelize_module takes a module, but got a {type(module).__name__}.")
@@ -102,6 +103,9 @@ def unparallelize_module(module: Any) -> Any:
     changed = [part for _, part in modules if applied_to(part)]
     if not changed:
         raise RuntimeError("nothing in this module was parallelized, so there is nothing to undo.")
+    for path, part in modules:
+        for value in platform.own_parameters(part).values() if applied_to(part) else ():
+            _check_not_replicated(path, value)
     places = _places(modules)
     whole: dict[int, Any] = {}
     buffers: list[tuple[Any, str, Any]] = []
@@ -237,6 +241,15 @@ def _check_fresh(job: _Job) -> None:
                 f"{job.path!r} is parallelized already: its {name} is spread as "
                 f"{parameter.layout!r}; name each module, and all that share a parameter with it, "
                 "in one plan.")
+        _check_not_replicated(job.path, parameter)
+
+
+def _check_not_replicated(path: str, parameter: Any) -> None:
+    if is_reduced(parameter):
+        raise RuntimeError(
+            f"the parameters of {path!r} are replicated, and new ones would not be: their "
+            "gradients would differ between the ranks; call unreplicate first, and replicate "
+            "afterwards.")
 
 
 def _places(modules: list[tuple[str, Any]]) -> dict[int, list[_Place]]:

@@ -67,6 +67,27 @@ def replicate(module: Any, device_mesh: DeviceMesh, *, bucket_cap_mb: float = 25
     return module
 
 
+def unreplicate(module: Any) -> Any:
+    """End what :func:`replicate` began: gradients stay this rank's own, nothing is sent.
+
+    Args:
+        module: the module that was replicated; it is changed and returned.
+
+    Raises:
+        TypeError: ``module`` is no module.
+        RuntimeError: it is not replicated itself.
+    """
+    if not isinstance(module, platform.Module):
+        raise TypeError(f"unreplicate takes a module, but got a {type(module).__name__}.")
+    replication = vars(module).get(_REPLICATION)
+    if replication is None or not replication.active:
+        raise RuntimeError("the module is not replicated itself; pass the one that was given to "
+                           "replicate.")
+    replication.end()
+    del vars(module)[_REPLICATION], vars(module)["no_sync"]
+    return module
+
+
 class Replication:
     """What a replicated module does around its forward; a copy of it does nothing."""
 
@@ -86,6 +107,12 @@ class Replication:
     def active(self) -> bool:
         """Whether it does anything."""
         return self._reducer is not None
+
+    def end(self) -> None:
+        """Do nothing from now on."""
+        if self._reducer is not None:
+            self._reducer.stop()
+        self._reducer = self._batch = self._module = None
 
     def before(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Take the batch apart; forget a backward pass that failed."""

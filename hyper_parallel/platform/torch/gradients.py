@@ -61,7 +61,7 @@ def local_value(parameter: Tensor) -> Tensor:
 def join_flat(tensors: Sequence[Tensor], extra: Sequence[float], scale: float) -> Tensor:
     """One row."""
     first = tensors[0]
-    flat = [tensor.reshape(-1) for tensor in tensors]
+    flat = [(tensor.to_dense() if tensor.is_sparse else tensor).reshape(-1) for tensor in tensors]
     if extra:
         flat.append(torch.tensor(extra, dtype=first.dtype, device=first.device))
     row = torch.cat(flat)

@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel import (
-    CommDebugMode, DeviceMesh, DTensor, Partial, Shard, get_platform, init_device_mesh,
-    replicate)
+    ColwiseParallel, CommDebugMode, DeviceMesh, DTensor, Partial, RowwiseParallel, Shard,
+    get_platform, init_device_mesh, parallelize_module, replicate, unparallelize_module,
+    unreplicate)
 from tests.torch.tensor_parallel.training import assert_near, random, seeded
 
 NPROC = 2
@@ -326,6 +327,35 @@ def test_bad_input() -> None:
             lambda: replicate(nn.Linear(2, 3 + dist.get_rank()), mesh))
     assert type(model) is kind and not model.first.weight._post_accumulate_grad_hooks
     replicate(model, mesh)
+    for plan in ({"first": ColwiseParallel()}, {"second": RowwiseParallel()}):
+        refused(RuntimeError, "the parameters of '(first|second)' are replicated",
+                lambda plan=plan: parallelize_module(model, mesh, plan))
     refused(RuntimeError, "the module '' is replicated already", lambda: replicate(model, mesh))
     refused(RuntimeError, "the module 'inner' is replicated already",
             lambda: replicate(nn.ModuleDict({"inner": model}), mesh))
+
+
+def test_ended() -> None:
+    """Nothing is sent any more; then the module may be split, replicated and made whole again."""
+    mesh = init_device_mesh((2, 1), ("dp", "tp"))
+    model = replicate(make_net(), mesh["dp"])
+    assert unreplicate(model) is model and not hasattr(model, "no_sync")
+    with CommDebugMode() as mode:
+        loss_of(model, rows()).backward()
+    assert mode.get_total_counts() == 0
+    refused(RuntimeError, "is not replicated itself", lambda: unreplicate(model))
+    replicate(parallelize_module(model, mesh["tp"], {"second": RowwiseParallel()}), mesh["dp"])
+    refused(RuntimeError, "the parameters of 'second' are replicated",
+            lambda: unparallelize_module(model))
+    model.zero_grad()
+    loss_of(model, rows()).backward()
+    assert same_on_both(model.second.weight.grad.to_local())
+    unparallelize_module(unreplicate(model))
+    assert type(model.second.weight) is nn.Parameter
+
+
+def test_sparse_gradients() -> None:
+    """They are averaged as whole ones."""
+    model = replicate(nn.Embedding(5, 3, sparse=True), make_mesh())
+    model(torch.tensor([dist.get_rank(), 4])).sum().backward()
+    assert model.weight.grad.tolist() == [[one] * 3 for one in (0.5, 0.5, 0.0, 0.0, 1.0)]
