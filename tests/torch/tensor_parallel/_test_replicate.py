@@ -169,6 +169,30 @@ def test_checkpoints_and_several_passes() -> None:
     assert_near_all(model, twice)
 
 
+def test_gradients_that_come_late() -> None:
+    """Reentrant checkpoints of one layer: its gradient grows after its bucket was sent."""
+    class Twice(nn.Module):
+        """A layer that is run, and differentiated, twice."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.layer, x, use_reentrant=True)
+            return x
+
+    dense = seeded(Twice)
+    model = replicate(copy.deepcopy(dense), make_mesh(), bucket_cap_mb=TINY)
+    whole = random(6, 4).requires_grad_()
+    model(whole.detach().chunk(2)[dist.get_rank()].clone().requires_grad_()).square().mean() \
+        .backward()
+    dense(whole).square().mean().backward()
+    for mine, theirs in zip(model.parameters(), dense.parameters()):
+        assert_near(mine.grad, theirs.grad, "gradient that came late")
+
+
 def test_reduced_while_the_backward_runs() -> None:
     """A bucket is sent before the gradients of the layers in front of it are there."""
     model = seeded(lambda: nn.Sequential(*(nn.Linear(40, 40, bias=False) for _ in range(4))))
