@@ -14,7 +14,7 @@ summand of a partial sum, has the whole gradient, equal on every rank.
 """
 from abc import abstractmethod
 from datetime import timedelta
-from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -24,6 +24,20 @@ from hyper_parallel.platform.phase_adapter import PhaseAdapter
 from hyper_parallel.platform.traffic_adapter import TrafficAdapter
 from hyper_parallel.platform.translation_adapter import TranslationAdapter
 from hyper_parallel.platform.value_adapter import ValueAdapter
+
+
+class DeclaredArguments(NamedTuple):
+    """What an operator says of itself.
+
+    Attributes:
+        names: names of its parameters, in order.
+        written: names of those that it writes to.
+        returned: how many results it returns.
+    """
+
+    names: tuple[str, ...]
+    written: tuple[str, ...]
+    returned: int
 
 
 class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, TranslationAdapter,
@@ -80,6 +94,11 @@ class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, Tran
     @abstractmethod
     def operator_name(func: Callable) -> str:
         """The library's name of a function of the framework, one for all its spellings."""
+
+    @staticmethod
+    @abstractmethod
+    def declared_arguments(func: Callable) -> Optional["DeclaredArguments"]:
+        """What a user's operator declares of its arguments; None for any other function."""
 
     @staticmethod
     @abstractmethod

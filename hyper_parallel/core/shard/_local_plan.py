@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 from hyper_parallel.core.dtensor.dtensor import DTensor, views_of
 from hyper_parallel.core.dtensor.random_state import piece_of, same_draws
 from hyper_parallel.core.dtensor.tensor_redistribution import (
-    Move, OperandUse, note_fallback, plan_move)
+    Move, OperandUse, note_fallback, plan_move, redistribute)
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
@@ -236,13 +236,18 @@ class ReplicatedPlan(LocalPlan):
         if self._fallback is not None:
             note_fallback(self._fallback)
         plain = [argument_at(args, kwargs, path) for path in self._plain_paths]
-        args, kwargs, _ = self._move_operands(args, kwargs)
+        whole_args, whole_kwargs, _ = self._move_operands(args, kwargs)
         if self._piece is None:
-            result = func(*args, **kwargs)
+            result = func(*whole_args, **whole_kwargs)
         else:
             with same_draws(self._piece):
-                result = func(*args, **kwargs)
+                result = func(*whole_args, **whole_kwargs)
+        self._written(args, kwargs, whole_args, whole_kwargs)
         return self._dress_tree(result, plain)
+
+    def _written(self, args: tuple, kwargs: Mapping[str, Any], whole_args: Sequence[Any],
+                 whole_kwargs: Mapping[str, Any]) -> None:
+        """The operator has run on the whole operands."""
 
     def _dress_tree(self, value: Any, plain: Sequence[Any]) -> Any:
         if isinstance(value, _Tensor):
@@ -259,6 +264,32 @@ class ReplicatedPlan(LocalPlan):
                 return value
             return type(value)(self._dress_tree(entry, plain) for entry in value)
         return value
+
+
+class WritingPlan(ReplicatedPlan):
+    """Also copies what the operator wrote into the arguments at ``written``."""
+
+    __slots__ = ("_paths_written",)
+
+    def __init__(self, moves: Sequence[OperandMove], layout: Layout, plain_paths: Sequence[tuple],
+                 random: bool, fallback: Optional[str], written: Sequence[tuple]) -> None:
+        super().__init__(moves, layout, plain_paths, random, fallback)
+        self._paths_written = written
+
+    def _written(self, args: tuple, kwargs: Mapping[str, Any], whole_args: Sequence[Any],
+                 whole_kwargs: Mapping[str, Any]) -> None:
+        for path in self._paths_written:
+            target = argument_at(args, kwargs, path)
+            whole = argument_at(whole_args, whole_kwargs, path)
+            if isinstance(target, DTensor):
+                spec = target._spec
+                source = TensorSpec(self._layout, spec.shape)
+                part = redistribute(whole.detach(), source, spec.layout)
+                _run_undressed(_overwrite, (target, part), _NOTHING)
+
+
+def _overwrite(target: Any, part: Any) -> None:
+    target.copy_(part)
 
 
 def is_one_of(value: Any, plain: Sequence[Any]) -> bool:

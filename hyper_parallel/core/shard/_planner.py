@@ -12,7 +12,7 @@ from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
     CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at,
-    operand_move)
+    WritingPlan, operand_move)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import Solution, solve
 from hyper_parallel.platform import get_platform
@@ -44,6 +44,8 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
     rule = maker(call) if maker is not None else None
     if isinstance(rule, Decomposition):
         return FunctionPlan(rule.function)
+    if call.declared and call.declared.written:
+        return _plan_that_writes(call, mesh, rule, plain_paths)
     if rule is None:
         return _without_rule(call, mesh, plain_paths, in_place, maker is not None)
     solution = solve(rule, call.specs, mesh, in_place)
@@ -60,7 +62,8 @@ def _describe(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any]
     specs = [tensor._spec if isinstance(tensor, DTensor) else TensorSpec(whole, tensor.shape)
              for tensor in tensors]
     plain = [path for path, tensor in zip(paths, tensors) if not isinstance(tensor, DTensor)]
-    return Call(name, func, args, kwargs, specs, paths), mesh, plain
+    declared = platform.declared_arguments(func)
+    return Call(name, func, args, kwargs, specs, paths, declared), mesh, plain
 
 
 def _replicated(mesh: DeviceMesh) -> Layout:
@@ -92,6 +95,35 @@ def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int
         if move is not None:
             moves.append(move)
     return moves
+
+
+def _plan_that_writes(call: Call, mesh: DeviceMesh, rule: Optional[Rule],
+                      plain_paths: Sequence[tuple]) -> Plan:
+    """The plan of a user's operator that declares to write to some of its arguments.
+
+    It runs on the parts where those arguments may stay as they lie.
+
+    Raises:
+        ValueError: the rule has not one result for each that is returned and each that is written.
+    """
+    written = call.written()
+    if rule is not None:
+        first = call.declared.returned
+        if len(rule.results) != first + len(written):
+            raise ValueError(
+                f"{call.name!r} returns {first} results and writes to {len(written)} arguments, "
+                f"but its rule has {len(rule.results)} results; write those that are returned and "
+                "then those that are written to, as in '..., ... -> ...' for y += x.")
+        solution = solve(rule, call.specs, mesh, False)
+        if all(solution.operands[index] is solution.results[first + k].layout is
+               call.specs[index].layout for k, index in enumerate(written)):
+            return _local_plan(call, rule, solution, plain_paths)
+    else:
+        _warn_once(call.name)
+    whole = _replicated(mesh)
+    moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
+    return WritingPlan(moves, whole, plain_paths, False, call.name,
+                       [call.paths[index] for index in written])
 
 
 def _without_rule(call: Call, mesh: DeviceMesh, plain_paths: Sequence[tuple], in_place: bool,

@@ -64,7 +64,7 @@ def add_notation(names: str, notation: str, parameters: Optional[Sequence[str]] 
 
 def _notation_maker(notation: str, parameters: Optional[Sequence[str]], options: dict) -> RuleMaker:
     def maker(call: Call) -> Rule:
-        order = None
+        order = call.in_declared_order() if call.declared else None
         if parameters is not None:
             order = [call.operand(position, name) for position, name in enumerate(parameters)
                      if not name.startswith("-")]
@@ -93,7 +93,9 @@ def register_rule(operator: Union[str, Callable], rule: Union[str, RuleMaker, No
         operator: the function as it is called - a custom operator such as
             ``torch.ops.mylib.scale``, or the ``apply`` of an autograd Function - or its name.
         rule: the notation, such as ``"... d, d -> ... d"``, whose operands are the tensor
-            arguments in the order in which they are passed; a function from a ``Call`` to a
+            arguments, those of a custom operator in the order of its parameters, of others in the
+            order in which they are passed. The results are those that the operator returns, and
+            then the arguments that it declares to write to. Or a function from a ``Call`` to a
             ``Rule``; or None to take the rule away.
         options: with a notation, the fields of the rule: ``whole="d"`` for factors that the
             function must see whole, ``reduced={"i": "sum"}`` for those that it sums over,

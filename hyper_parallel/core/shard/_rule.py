@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
+from hyper_parallel.platform.platform import DeclaredArguments
 
 # For one tensor: for each dim the names of its factors, major first; () for a dim of size 1
 # that the operator broadcasts.
@@ -93,6 +94,7 @@ class Call:
         specs: layout and global shape of each tensor argument, in order, nested lists included;
             a plain tensor is replicated.
         paths: where each of them stands: an index or a keyword, and the index within a list.
+        declared: what a user's operator declares of its arguments.
     """
 
     name: str
@@ -101,6 +103,22 @@ class Call:
     kwargs: Mapping[str, Any]
     specs: Sequence[TensorSpec]
     paths: Sequence[tuple]
+    declared: Optional[DeclaredArguments] = None
+
+    def in_declared_order(self) -> list[int]:
+        """The tensors as the operator declares them, in whatever order keywords stand."""
+        names = self.declared.names if self.declared else ()
+        return sorted(range(len(self.paths)), key=lambda index: (
+            names.index(self.paths[index][0]) if self.paths[index][0] in names
+            else self.paths[index][0] if isinstance(self.paths[index][0], int) else len(names),
+            index))
+
+    def written(self) -> list[int]:
+        """The tensors that the operator declares to write to, in its order."""
+        names = self.declared.names if self.declared else ()
+        places = {place for name in (self.declared.written if self.declared else ())
+                  for place in (name, names.index(name))}
+        return [index for index in self.in_declared_order() if self.paths[index][0] in places]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """The argument at ``position`` or called ``name``."""

@@ -147,6 +147,10 @@ class MindSporePlatform(Platform):
         return None
 
     @staticmethod
+    def declared_arguments(func: Callable) -> None:
+        """No function of MindSpore declares which arguments it writes to."""
+
+    @staticmethod
     def without_override(func: Callable) -> bool:
         return False
 

@@ -6,6 +6,8 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from hyper_parallel.platform.platform import DeclaredArguments
+
 _DUNDERS = {
     "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and",
     "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "pos": "positive",
@@ -64,6 +66,20 @@ def operator_name(func: Callable) -> str:
     if name in ("__get__", "__set__"):
         return owner.__name__
     return _without_dunders(name)
+
+
+def declared_arguments(func: Callable) -> Optional[DeclaredArguments]:
+    """See ``Platform.declared_arguments``; operators made with ``torch.library`` have a schema."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        func = getattr(func, func.overloads()[0])
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace == "aten":
+        return None
+    schema = func._schema
+    return DeclaredArguments(
+        tuple(argument.name for argument in schema.arguments),
+        tuple(argument.name for argument in schema.arguments
+              if argument.alias_info is not None and argument.alias_info.is_write),
+        len(schema.returns))
 
 
 def _without_dunders(name: str) -> str:

@@ -21,7 +21,8 @@ from hyper_parallel.platform.torch import (
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.native_calls import watch_native
-from hyper_parallel.platform.torch.operator_names import decomposed, operator_name
+from hyper_parallel.platform.torch.operator_names import (
+    declared_arguments, decomposed, operator_name)
 from hyper_parallel.platform.torch.solo_group import FinishedWork
 
 Tensor = torch.Tensor
@@ -116,6 +117,7 @@ class TorchPlatform(Platform):
     value_version = staticmethod(dtensor_base.value_version)
     keep_with_graph = staticmethod(dtensor_base.keep_with_graph)
     operator_name = staticmethod(operator_name)
+    declared_arguments = staticmethod(declared_arguments)
     decomposed = staticmethod(decomposed)
     without_override = staticmethod(autograd_overrides.is_function_apply)
     abstract_results = staticmethod(abstract_results)

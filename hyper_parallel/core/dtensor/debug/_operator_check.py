@@ -20,7 +20,7 @@ platform = get_platform()
 # Operators that do not read their first argument, whose memory may never have been written.
 _OVERWRITING = frozenset({
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
-    "geometric_", "cauchy_", "log_normal_", "set_", "setitem", "_foreach_zero_", "_foreach_copy_",
+    "geometric_", "cauchy_", "log_normal_", "set_", "setitem_", "_foreach_zero_", "_foreach_copy_",
 })
 
 _blocks = itertools.count()
