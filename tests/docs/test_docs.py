@@ -17,7 +17,7 @@ def case_for(document: Path, folder: Path) -> Case:
     file = folder / "_test_document.py"
     file.write_text("from tests.docs.runner import run_document\n\n\n"
                     f"def test_document() -> None:\n    run_document({str(document)!r})\n")
-    return Case(file, "test_document", nproc, timeout=60)
+    return Case(file, "test_document", nproc, timeout=120)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

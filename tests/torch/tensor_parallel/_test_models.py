@@ -26,6 +26,7 @@ from tests.torch.tensor_parallel.model_zoo import FLOAT, MODELS, ROWS, WIDTH, En
 from tests.torch.tensor_parallel.training import collectives
 
 NPROC = 4
+TIMEOUT = 120  # the first case imports transformers
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 STEPS = 5
 
