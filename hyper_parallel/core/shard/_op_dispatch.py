@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, Optional
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard import _registry
+from hyper_parallel.core.shard._error_note import note_arguments
 from hyper_parallel.core.shard._local_plan import Plan, refuse_lost_write
 from hyper_parallel.core.shard._planner import is_in_place, make_plan
 from hyper_parallel.platform import get_platform
@@ -89,6 +90,9 @@ class OpDispatcher:
             else:
                 result = plan(op_call, args, kwargs)
             return result
+        except Exception as error:
+            note_arguments(error, operator.name, args, kwargs)
+            raise
         finally:
             if observer is not None:
                 observer._on_op_dispatch_exit(operator.name, result)

@@ -165,6 +165,18 @@ class TorchDTensorBase(CheckpointableTensor):
         """As ``torch.Tensor.backward``; a plain ``gradient`` means a replicated one."""
         torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused; PyTorch does not ask the class for this function.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"'set_' would give the tensor of shape {tuple(self._spec.shape)} other memory than "
+            f"the part that its layout says, {self._spec.layout!r} (called with "
+            f"{len(args) + len(kwargs)} arguments); assign a DTensor to x.data, or write with "
+            "x.copy_(value).")
+
     def register_hook(self, hook: Callable) -> Any:
         """As ``torch.Tensor.register_hook``; the hook is given a DTensor of the dual layout."""
         cls, spec = type(self), self._spec

@@ -223,3 +223,23 @@ def test_metadata_speaks_of_the_global_tensor():
         assert repr(x).startswith("DTensor(") and str(tuple(placements)) in repr(x)
         with pytest.raises(IndexError):
             x.size(2)
+
+
+def test_errors_name_operator_arguments_shapes_and_layouts():
+    x = distribute_tensor(torch.ones(5, 3), _mesh(), [Shard(0)])
+    for call, texts in (
+            (lambda: x @ torch.ones(4, 2), ("'matmul'", "argument 1: plain tensor (4, 2)")),
+            (lambda: torch.cat([x, torch.ones(5, 4)], 0), ("'cat'", "argument 0[1]: plain tensor",
+                                                           "argument 1: 0")),
+            (lambda: x.sum(dim=5), ("'sum'", "argument dim: 5")),
+            (lambda: x.view(4, 4), ("'view'", "argument 1: 4"))):
+        with pytest.raises((RuntimeError, IndexError)) as caught:
+            call()
+        note, = caught.value.__notes__
+        for text in (*texts, ": (5, 3) as Layout(x=Shard(dim=0)) on DeviceMesh"):
+            assert text in note, note
+    with pytest.raises(RuntimeError, match="'set_' would give .*Shard.*x.data"):
+        x.set_(torch.ones(5, 3))
+    with pytest.raises(RuntimeError, match="'set_' would give"):
+        x.set_(torch.ones(5, 3).untyped_storage(), 0, (5, 3))
+    assert x.sum().item() == 15.0
