@@ -4,6 +4,7 @@
 #   make test          run every test
 #   make demo-mindspore, make test-mindspore
 #                      the MLP, and the tests, on MindSpore, in an environment of its own
+#   make platforms     test both platforms; writes docs/platforms.md
 #   make opdb          PyTorch's operator database on both libraries; writes docs/operators.md
 #   make lint          pylint, which must give 10/10
 #   make bench         measure against torch's DTensor and hand-written code
@@ -21,7 +22,7 @@ MS_VENV ?= .venv-mindspore
 MS_BIN := $(MS_VENV)/bin
 MS_READY := $(MS_VENV)/ready
 
-.PHONY: demo test demo-mindspore test-mindspore environment-mindspore opdb lint bench environment clean
+.PHONY: demo test platforms demo-mindspore test-mindspore environment-mindspore opdb lint bench environment clean
 
 demo: $(READY)
 	$(BIN)/python -m hyper_parallel.demo --nproc $(NPROC) --json $(JSON)
@@ -34,6 +35,15 @@ demo-mindspore: $(MS_READY)
 
 test-mindspore: $(MS_READY)
 	GLOG_v=3 $(MS_BIN)/python -m pytest tests/mindspore
+
+# Both results stand in one folder; a test that fails is a "no" in the table.
+platforms: $(READY) $(MS_READY)
+	mkdir -p build/platforms
+	-$(BIN)/python -m pytest -q --junitxml build/platforms/torch.xml tests/torch --ignore tests/torch/opdb
+	-GLOG_v=3 $(MS_BIN)/python -m pytest -q --junitxml build/platforms/mindspore.xml tests/mindspore
+	$(BIN)/python -m tests.mindspore.page build/platforms/torch.xml build/platforms/mindspore.xml \
+		> build/platforms/platforms.md
+	cp build/platforms/platforms.md docs/platforms.md
 
 opdb: $(READY)
 	mkdir -p $(OPDB)

@@ -79,8 +79,8 @@ def run_rank(json: str) -> None:
     platform.destroy_process_group()
 
 
-def start_ranks(arguments: Sequence[str], count: int) -> int:
-    """Starts a scheduler and the ranks, and waits for them; the exit code."""
+def start_ranks(command: Sequence[str], count: int) -> int:
+    """Starts a scheduler and, by a command, the ranks, and waits for them; the exit code."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -88,7 +88,6 @@ def start_ranks(arguments: Sequence[str], count: int) -> int:
         "MS_WORKER_NUM": str(count), "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port),
         "GLOG_v": os.environ.get("GLOG_v", "3"), "HYPER_PARALLEL_PLATFORM": "mindspore",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    rank = [sys.executable, "-m", "hyper_parallel.demo_mindspore", *arguments]
     with ExitStack() as started:
         def start(command: Sequence[str], **environment: str) -> subprocess.Popen:
             process = started.enter_context(subprocess.Popen(
@@ -97,7 +96,7 @@ def start_ranks(arguments: Sequence[str], count: int) -> int:
             return process
 
         start([sys.executable, "-c", SCHEDULER], MS_ROLE="MS_SCHED")
-        ranks = [start(rank, MS_ROLE="MS_WORKER", MS_NODE_ID=str(index), RANK_ID=str(index))
+        ranks = [start(command, MS_ROLE="MS_WORKER", MS_NODE_ID=str(index), RANK_ID=str(index))
                  for index in range(count)]
         try:
             return max(abs(process.wait(SECONDS)) for process in ranks)
@@ -118,10 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                                      description=__doc__)
     parser.add_argument("--json", default="comm_mode_log.json", help="where to write the trace")
     options = parser.parse_args(arguments)
-    if os.environ.get("MS_ROLE") == "MS_WORKER":
+    if "MS_ROLE" in os.environ:
         run_rank(options.json)
     else:
-        sys.exit(start_ranks([f"--json={options.json}"], 2))
+        sys.exit(start_ranks([sys.executable, "-m", "hyper_parallel.demo_mindspore",
+                              f"--json={options.json}"], 2))
 
 
 if __name__ == "__main__":

@@ -436,6 +436,11 @@ class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, Tran
 
     @staticmethod
     @abstractmethod
+    def masked_fill(tensor: Any, mask: Any, value: Any) -> Any:
+        """``tensor`` with a number at the places of a mask; of a DTensor, an operator."""
+
+    @staticmethod
+    @abstractmethod
     def contiguous(tensor: Any) -> Any:
         """``tensor`` itself if it is contiguous, else a copy that is."""
 

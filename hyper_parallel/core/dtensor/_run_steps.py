@@ -193,7 +193,7 @@ def _exchange(step: Step, own: tuple[Block, Block], sent: Sequence[Optional[Bloc
         if even:
             flat = platform.differentiable_all_to_all(flat, tuple(flat.shape), _group(step))
         else:
-            flat = _exchange_unevenly(flat, sent_sizes, received_sizes, _group(step))
+            flat = exchange_unevenly(flat, sent_sizes, received_sizes, _group(step))
         result = local.new_zeros(result_shape)
         if not even and _numel(kept):
             result[_slices(kept, after)] = local[_slices(kept, before)]
@@ -209,7 +209,8 @@ def _exchange(step: Step, own: tuple[Block, Block], sent: Sequence[Optional[Bloc
     return run
 
 
-def _exchange_unevenly(flat: Any, sent: Sequence[int], received: Sequence[int], group: Any) -> Any:
+def exchange_unevenly(flat: Any, sent: Sequence[int], received: Sequence[int], group: Any) -> Any:
+    """An all-to-all of pieces of dim 0 that differ in length, on every platform."""
     if platform.HAS_ALL_TO_ALL_SINGLE:
         return platform.differentiable_all_to_all_single(flat, sent, received, group)
     result, work = platform.differentiable_all_to_all_single_async(flat, sent, received, group)

@@ -67,7 +67,7 @@ ARGUMENTS = (
     ("Dense", "linear", "input weight bias"),
     ("Softmax", "softmax", "input | dim"),
     ("LogSoftmax LogSoftmaxExt", "log_softmax", "input | dim"),
-    ("LayerNormExt", "layer_norm", "input normalized_shape weight bias | eps"),
+    ("LayerNormExt", "native_layer_norm", "input normalized_shape weight bias | eps"),
     ("Embedding", "embedding", "input weight padding_idx"),
     ("FuncDropoutExt DropoutExt", "dropout", "input | p training _ _ _"),
     ("GatherD", "gather", "input dim index"),

@@ -258,7 +258,7 @@ def dress(tensor: Tensor, cls: type, spec: Any) -> Any:
 
 def undress(tensor: Tensor) -> Tensor:
     """A plain alias of the local tensor, in the same autograd graph."""
-    return Tensor._make_subclass(Tensor, tensor)
+    return history.alias(tensor)
 
 
 def run_undressed(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -282,6 +282,14 @@ def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
 def run_with_own_layouts(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``func``: on MindSpore ``layout`` is the library's alone."""
     return func(*args, **kwargs)
+
+
+def masked_fill(tensor: Any, mask: Any, value: Any) -> Any:
+    """A number at the places of a mask; see ``Platform.masked_fill``."""
+    found = None if _depth.guards else first_dtensor((tensor, mask))
+    if found is None:
+        return operators.MASKED_FILL(tensor, mask, value)
+    return found._dispatch(operators.MASKED_FILL, (tensor, mask, value), _NOTHING)
 
 
 def _bridge(_: Tensor, func: Any, args: Sequence[Any],

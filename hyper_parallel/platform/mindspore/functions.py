@@ -296,7 +296,9 @@ def where(condition: Tensor, input: Any, other: Any) -> Tensor:
 
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """A number at the places of a mask."""
-    return ops.masked_fill(input, mask, value)
+    # The kernel wants the tensor's own dtype.
+    value = value if isinstance(value, Tensor) else Tensor(value, input.dtype)
+    return ops.masked_fill(input, mask, value.astype(input.dtype))
 
 
 def to(input: Tensor, dtype: Any) -> Tensor:

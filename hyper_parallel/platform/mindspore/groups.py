@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from datetime import timedelta
 from typing import Any, Optional, Sequence
 
@@ -121,13 +122,19 @@ def init_process_group(backend: Optional[str] = None, device: Any = None,
                        timeout: Optional[timedelta] = None) -> None:
     """Make the default group; see ``Platform.init_process_group``.
 
-    The timeout is that of MindSpore's own environment variables: it takes none here.
+    The timeout is that of MindSpore's own environment variables: it takes none here. In the
+    scheduler that msrun starts beside the ranks this does not return.
     """
     checks.refuse_second_default(is_initialized())
     if timeout is not None:
         raise ValueError("MindSpore takes no timeout for its default group; leave it out")
     if device is not None:
         mindspore.set_device(str(device))
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        # msrun starts the program once more for the scheduler, which serves the ranks until they
+        # end and has no part in the program.
+        communication.init(backend)
+        sys.exit(0)
     if _launched("MS_WORKER_NUM") is None:
         _history.life, _history.alone = _Life((0,), 0), True
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable
 
-from mindspore import Tensor, mint
+from mindspore import Parameter, Tensor, mint
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _pynative_executor
 
@@ -59,7 +59,10 @@ def keep_with_graph(result: Tensor, tensor: Tensor) -> None:
 
 def alias(tensor: Tensor) -> Tensor:
     """A plain tensor that shares everything with ``tensor``, gradient included."""
-    return Tensor._make_subclass(Tensor, tensor)
+    result = Tensor._make_subclass(Tensor, tensor)
+    if isinstance(tensor, Parameter):
+        result.param_info = tensor.param_info  # by which gradients find the parameter
+    return result
 
 
 def detach(tensor: Tensor) -> Tensor:

@@ -35,22 +35,21 @@ def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
     return ops.log_softmax(input, dim)
 
 
-def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Optional[Tensor] = None,
-               bias: Optional[Tensor] = None, eps: float = 1e-5) -> Tensor:
-    """Mean 0 and variance 1 over the last dims, then an affine map."""
-    first = input.ndim - len(tuple(normalized_shape))
-    if weight is None:
-        weight = input.new_ones(tuple(normalized_shape))
-    if bias is None:
-        bias = input.new_zeros(tuple(normalized_shape))
-    return ops.LayerNorm(first, first, eps)(input, weight, bias)[0]
+def native_layer_norm(input: Tensor, normalized_shape: Sequence[int],
+                      weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+                      eps: float = 1e-7) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean 0 and variance 1 over the last dims, then an affine map; the mean; the variance.
 
-
-def native_layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor,
-                      eps: float = 1e-7) -> tuple[Tensor, ...]:
-    """As :func:`layer_norm`, with the mean and the variance."""
-    first = input.ndim - len(tuple(normalized_shape))
-    return ops.LayerNorm(first, first, eps)(input, weight, bias)
+    Of single operators, since the gradient of MindSpore's own fails on the CPU.
+    """
+    dims = tuple(range(input.ndim - len(tuple(normalized_shape)), input.ndim))
+    mean = mint.mean(input, dims, True)
+    apart = input - mean
+    variance = mint.mean(apart * apart, dims, True)
+    result = apart * mint.rsqrt(variance + eps)
+    if weight is not None:
+        result = result * weight
+    return result if bias is None else result + bias, mean, variance
 
 
 def rms_norm_with_factor(input: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:

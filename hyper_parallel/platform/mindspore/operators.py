@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
-from mindspore import Tensor, bool_
+from mindspore import bool_
 from mindspore._c_expression.typing import type_id_to_type
 
 from hyper_parallel.platform.mindspore import functions, layer_functions
@@ -98,6 +98,7 @@ MATMUL = _operators["matmul"]
 LINEAR = _operators["linear"]
 EMBEDDING = _operators["embedding"]
 INDEX_SELECT = _operators["index_select"]
+MASKED_FILL = _operators["masked_fill"]
 WHERE = _operator("where", functions.where)
 DROPOUT = _operators["dropout"]
 ONES_LIKE = _operators["ones_like"]
@@ -123,7 +124,7 @@ def normalised(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     """
     name = func.name
     packed = None
-    if len(args) == 3 and args[1] == name and not isinstance(args[0], Tensor):
+    if len(args) == 3 and type(args[1]) is str and args[1] == name:
         packed, _, args = args  # an old primitive, its name, and what it is called with
         kwargs = {}
     reshaped = _SPECIAL.get(name)

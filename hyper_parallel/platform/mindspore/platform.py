@@ -90,6 +90,7 @@ class MindSporePlatform(Platform):
     run_with_own_layouts = staticmethod(dtensor_base.run_with_own_layouts)
     run_undressed = staticmethod(dtensor_base.run_undressed)
     undress = staticmethod(dtensor_base.undress)
+    masked_fill = staticmethod(dtensor_base.masked_fill)
     dress = staticmethod(dtensor_base.dress)
 
     needs_gradient = staticmethod(history.needs_gradient)

@@ -408,6 +408,10 @@ class TorchPlatform(Platform):
         return torch.cat(tuple(tensors), dim)
 
     @staticmethod
+    def masked_fill(tensor: Tensor, mask: Tensor, value: Any) -> Tensor:
+        return tensor.masked_fill(mask, value)
+
+    @staticmethod
     def contiguous(tensor: Tensor) -> Tensor:
         return tensor.contiguous()
 

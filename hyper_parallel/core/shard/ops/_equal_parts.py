@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from hyper_parallel.core.dtensor._run_steps import exchange_unevenly
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import TensorSpec
-from hyper_parallel.platform import get_platform
-
-platform = get_platform()
 
 
 def can_be_shared_out(spec: TensorSpec, dim: int, lengths: Sequence[int]) -> bool:
@@ -40,8 +38,9 @@ def equal_parts(x: DTensor, dim: int, count: int) -> tuple[DTensor, ...]:
     owners = [[number % size for number in range(source * count, (source + 1) * count)]
               for source in range(size)]
     order = sorted(range(count), key=owners[rank].__getitem__)
-    units = x.to_local().unflatten(dim, (count, unit)).movedim(dim, 0)
-    moved = platform.differentiable_all_to_all_single(
+    local = x.to_local()
+    units = local.reshape((*local.shape[:dim], count, unit, *local.shape[dim + 1:])).movedim(dim, 0)
+    moved = exchange_unevenly(
         units[order], [owners[rank].count(owner) for owner in range(size)],
         [owned.count(rank) for owned in owners], mesh.get_group(axis))
     shape = (*x.shape[:dim], x.shape[dim] // count, *x.shape[dim + 1:])

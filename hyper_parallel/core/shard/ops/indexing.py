@@ -9,7 +9,8 @@ from hyper_parallel.core.shard._rule import (
     Call, Dims, Rule, named_dims, positive_dim, rule_from_notation)
 from hyper_parallel.platform import get_platform
 
-_Tensor = get_platform().Tensor
+platform = get_platform()
+_Tensor = platform.Tensor
 
 
 @rule_for("embedding")
@@ -44,7 +45,7 @@ def _embedding(call: Call) -> Optional[Rule]:
             own, elsewhere = _own_entries(input, start, stop, vocabulary)
             if not length:
                 return weight.new_zeros((*input.shape, weight.shape[1])) + weight.sum()
-            return func(own, weight, own_padding).masked_fill(elsewhere.unsqueeze(-1), 0)
+            return platform.masked_fill(func(own, weight, own_padding), elsewhere.unsqueeze(-1), 0)
 
         return lookup
 
@@ -63,7 +64,7 @@ def _own_entries(index: Any, start: int, stop: int, size: int) -> tuple[Any, Any
         raise IndexError(f"index out of range: a dim of size {size} was asked for an entry "
                          "that it does not have.")
     elsewhere = ((index < start) | (index >= stop)) & known
-    return (index - start).masked_fill(elsewhere, 0), elsewhere
+    return platform.masked_fill(index - start, elsewhere, 0), elsewhere
 
 
 @rule_for("getitem")
@@ -215,7 +216,7 @@ def _gather(call: Call) -> Optional[Rule]:
             own, elsewhere = _own_entries(index, start, start + length, size)
             if not length:
                 return input.new_zeros(index.shape) + input.sum()
-            return input.gather(dim, own).masked_fill(elsewhere, 0)
+            return platform.masked_fill(input.gather(dim, own), elsewhere, 0)
 
         return pick
 

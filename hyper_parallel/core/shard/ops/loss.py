@@ -9,6 +9,9 @@ from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import rule_for
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, rule_from_notation
 from hyper_parallel.core.shard.ops.pointwise import pointwise
+from hyper_parallel.platform import get_platform
+
+platform = get_platform()
 
 _SIMPLE = """
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
@@ -103,7 +106,7 @@ def _row_weights(target: Any, weight: Any, ignore_index: int) -> Any:
     counted = target != ignore_index
     if weight is None:
         return counted
-    classes = target.masked_fill(counted.logical_not(), 0)
+    classes = platform.masked_fill(target, counted.logical_not(), 0)
     return weight[classes.reshape(-1)].reshape(target.shape) * counted
 
 
@@ -151,7 +154,7 @@ class _LossOverClasses:
             rows = self._by_index(score, norm, target, counts)
             if self.smoothing:
                 even = self._of_all_classes(score, norm, _along_classes(weight, score, dim))
-                even = even.masked_fill(target == self.ignore_index, 0)
+                even = platform.masked_fill(even, target == self.ignore_index, 0)
                 rows = rows * (1 - self.smoothing) + even * (self.smoothing / score.shape[dim])
         if self.reduction == "none":
             return rows
@@ -170,7 +173,7 @@ class _LossOverClasses:
 
     def _by_index(self, score: Any, norm: Any, target: Any, weights: Any) -> Any:
         dim = 1 if len(score.shape) > 1 else 0
-        known = target.masked_fill(target == self.ignore_index, 0)
+        known = platform.masked_fill(target, target == self.ignore_index, 0)
         picked = score.gather(dim, known.unsqueeze(dim)).squeeze(dim)
         return (-picked if norm is None else norm - picked) * weights
 

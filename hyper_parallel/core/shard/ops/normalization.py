@@ -23,3 +23,13 @@ def _norm(call: Call) -> Optional[Rule]:
     order = [call.operand(0, "input"), call.operand(2, "weight"), call.operand(3, "bias")]
     return rule_from_notation(f"... {names}, {names}, {names} -> ... {names}", call.shapes, order,
                               whole=names)
+
+
+@rule_for("native_layer_norm")
+def _norm_with_moments(call: Call) -> Optional[Rule]:
+    """As above; mean and variance keep the dims that they were taken over, with size 1."""
+    rule = _norm(call)
+    shape = call.shapes[0]
+    kept = len(shape) - len(call.argument(1, "normalized_shape"))
+    moments = (*rule.results[0][:kept], *((),) * (len(shape) - kept))
+    return Rule(rule.operands, (rule.results[0], moments, moments), rule.sizes, whole=rule.whole)

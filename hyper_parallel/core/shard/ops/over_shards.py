@@ -58,7 +58,7 @@ def log_sum_exp(x: DTensor, dims: Sequence[int], keep: bool) -> DTensor:
     """The logarithm of the sum of exponentials, safe from overflow."""
     wide = _float_at_least(x)
     peak = extremum(wide.detach(), dims, True, "max")
-    peak = peak.masked_fill(peak.abs() == _INFINITY, 0)
+    peak = platform.masked_fill(peak, peak.abs() == _INFINITY, 0)
     total = (wide - peak).exp().sum(dims, True).log() + peak
     total = total.to(x.dtype) if x.is_floating_point() else total
     return total if keep else total.squeeze(tuple(dims))
@@ -95,7 +95,7 @@ def variance(x: DTensor, dims: Sequence[int], keep: bool, correction: float
 def root(x: DTensor, power: float = 0.5) -> DTensor:
     """A root whose gradient is 0 at 0, as deviations and norms define it."""
     zero = x.detach() == 0
-    return (x.masked_fill(zero, 1) ** power).masked_fill(zero, 0)
+    return platform.masked_fill(platform.masked_fill(x, zero, 1) ** power, zero, 0)
 
 
 def norm(x: DTensor, dims: Sequence[int], keep: bool, order: float) -> DTensor:
@@ -115,10 +115,10 @@ def norm(x: DTensor, dims: Sequence[int], keep: bool, order: float) -> DTensor:
         return size.sum(dims, keep)
     if 0 < order < 1:
         zero = x.detach() == 0
-        size = size.masked_fill(zero, 1)
+        size = platform.masked_fill(size, zero, 1)
     powers = size * size if order == 2 else size ** order
     if zero is not None:
-        powers = powers.masked_fill(zero, 0)
+        powers = platform.masked_fill(powers, zero, 0)
     return root(_whole(powers.sum(dims, keep)), 1.0 / order)
 
 
@@ -185,7 +185,7 @@ def _first_index(x: DTensor, best: DTensor, dims: Sequence[int]) -> tuple[DTenso
     hits = (x == best) | x.isnan()  # nan is above and below everything
     local = platform.undress(hits)
     places = platform.tensor_from_numpy(_places(x, dims)).to(local.device)
-    ours = places.masked_fill(~local, prod(x.shape[dim] for dim in dims))
+    ours = platform.masked_fill(places, ~local, prod(x.shape[dim] for dim in dims))
     index = _reduce_parts(x, ours, dims, "min")
     own = platform.dress(places == platform.undress(index), DTensor, hits._spec)
     return index, own & hits
