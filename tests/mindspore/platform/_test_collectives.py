@@ -193,6 +193,9 @@ def test_what_is_refused() -> None:
             (lambda: platform.differentiable_all_to_all_single(x, None, None, WORLD),
              NotImplementedError, "no all-to-all with uneven splits"),
             (lambda: platform.board_of(None), NotImplementedError, "no store"),
+            (lambda: platform.watch_native(None), NotImplementedError, "cannot be watched"),
+            (lambda: platform.on_gradient(None, None), NotImplementedError,
+             "does not tell when gradients are there"),
             (platform.init_process_group, RuntimeError, "exists already"),
     ):
         with pytest.raises(error, match=message):
