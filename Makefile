@@ -72,8 +72,8 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[test]'
 	touch $@
 
-$(MS_READY): pyproject.toml constraints-mindspore.txt
+$(MS_READY): pyproject.toml tests/mindspore/constraints.txt
 	$(PYTHON) -m venv $(MS_VENV)
 	$(MS_BIN)/pip install --quiet --disable-pip-version-check \
-		--constraint constraints-mindspore.txt --editable '.[test-mindspore]'
+		--constraint tests/mindspore/constraints.txt --editable '.[test-mindspore]'
 	touch $@

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
-import warnings
 from importlib import import_module
 from typing import Any, Callable
 
@@ -22,7 +20,7 @@ from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.tensor import parallel as torch_parallel
 from torch.nn.parallel import DistributedDataParallel
-from turns import medians, take_turns
+from turns import join_ranks, medians, take_turns
 
 import hyper_parallel as hp
 
@@ -107,11 +105,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--layers", type=int, default=2)
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    if "RANK" not in os.environ:
-        raise SystemExit("start this with torchrun --nproc-per-node 2")
-    dist.init_process_group("gloo")
+    join_ranks()
     for hidden in arguments.hidden:
         measure("tp", tensor_parallel, hidden, arguments.layers, arguments.steps)
         measure("dp", data_parallel, hidden, arguments.layers, arguments.steps)

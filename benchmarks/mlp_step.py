@@ -10,8 +10,6 @@ the median of the ratios of neighbouring steps.
 from __future__ import annotations
 
 import argparse
-import os
-import warnings
 from typing import Any, Callable
 
 import torch
@@ -20,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.tensor import parallel as torch_parallel
-from turns import medians, take_turns
+from turns import join_ranks, medians, take_turns
 
 import hyper_parallel as hp
 from hyper_parallel.demo import TwoLayerMLP
@@ -125,11 +123,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--hidden", type=int, nargs="*", default=[16, 256, 1024])
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    if "RANK" not in os.environ:
-        raise SystemExit("start this with torchrun --nproc-per-node 2")
-    dist.init_process_group("gloo")
+    join_ranks()
     for hidden in arguments.hidden:
         measure(hidden, arguments.steps)
     dist.destroy_process_group()

@@ -5,8 +5,9 @@
 For each mesh it plans every ordered pair of placements of a 2-D tensor, and prints the sums of
 the bytes that a rank sends, as fractions of the global tensor, and of the collectives. PyTorch's
 number is that of the cheaper of its two planners, over the pairs that it can plan; ``torch<``
-counts the pairs where it sends less, ``shorter`` those where it sends the same in fewer calls. The
-least is what a rank lacks of its new part, for the pairs without Partial: no algorithm can send less.
+counts the pairs where it sends less, ``shorter`` those where it sends the same in fewer calls.
+The least is what a rank lacks of its new part, for the pairs without Partial: no algorithm can
+send less.
 """
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def measure(shape: tuple[int, ...]) -> None:
 def main() -> None:
     """One line a mesh."""
     print(f"{'mesh':<11}{'pairs':>6}{'sent':>10}{'collectives':>12}{'both plan':>12}{'torch':>9}"
-          f"{'collectives':>13}{'torch<':>8}{'shorter':>9}{'sent/least':>13}{'uneven':>9}{'a new plan':>14}")
+          f"{'collectives':>13}{'torch<':>8}{'shorter':>9}{'sent/least':>13}{'uneven':>9}"
+          f"{'a new plan':>14}")
     for shape in MESHES:
         measure(shape)
 

@@ -1,11 +1,23 @@
 """Training steps that take turns, so that all meet the same load of a shared machine."""
 from __future__ import annotations
 
+import os
 import statistics
 import time
+import warnings
 from typing import Callable
 
+import torch
 import torch.distributed as dist
+
+
+def join_ranks() -> None:
+    """Join the ranks that torchrun started, each on one thread."""
+    if "RANK" not in os.environ:
+        raise SystemExit("start this with torchrun --nproc-per-node 2")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
 
 
 def take_turns(runs: dict[str, Callable], rounds: int) -> dict[str, list[float]]:

@@ -106,7 +106,15 @@ def unparallelize_module(module: Any) -> Any:
     for path, part in modules:
         for value in platform.own_parameters(part).values() if applied_to(part) else ():
             _check_not_replicated(path, value)
-    places = _places(modules)
+    _gather_parameters(changed, _places(modules))
+    for part in changed:
+        platform.unwrap_forward(part)
+        forget(part)
+    return module
+
+
+def _gather_parameters(changed: Sequence[Any], places: Mapping[int, Any]) -> None:
+    """Put whole plain tensors in the place of DTensors; all are gathered before any is put."""
     whole: dict[int, Any] = {}
     buffers: list[tuple[Any, str, Any]] = []
     for part in changed:
@@ -119,10 +127,6 @@ def unparallelize_module(module: Any) -> Any:
         _replace(places[key], value)
     for part, name, value in buffers:
         platform.replace_buffer(part, name, value)
-    for part in changed:
-        platform.unwrap_forward(part)
-        forget(part)
-    return module
 
 
 def _the_plan(plan: Optional[Plan], parallelize_plan: Optional[Plan]) -> Mapping[str, Any]:

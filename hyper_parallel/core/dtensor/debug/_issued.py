@@ -58,19 +58,20 @@ def completed(record: CollectiveCall, args: tuple, kwargs: dict, group: Any, res
             record.peer is not None and record.peer == platform.get_rank())
 
 
-def finished(kinds: dict[tuple, tuple], method_name: str, args: tuple, kwargs: dict, group: Any,
-             size: int | None, result: Any) -> CollectiveCall:
+def finished(kinds: dict[tuple, tuple], method_name: str, args: tuple, kwargs: dict,
+             sized_group: tuple[Any, int | None], result: Any) -> CollectiveCall:
     """The record of a collective of the platform that ended.
 
     Args:
         kinds: what was found out of earlier ones; a trace has few kinds, and many of each.
         method_name, args, kwargs, result: the call.
-        group, size: what ``collective_group`` says of the arguments.
+        sized_group: what ``collective_group`` says of the arguments.
     """
     key = _kind(method_name, args, kwargs, result)
     known = None if key is None else kinds.get(key)
     if known is not None:
         return CollectiveCall(method_name, *known)
+    group, size = sized_group
     record = issued(method_name, args, kwargs, group, size)
     completed(record, args, kwargs, group, result)
     if key is not None:

@@ -185,8 +185,8 @@ class Recorder(TraceReport):
             sized_group: its group and the number of its ranks, if that was found already.
         """
         with self._guard:
-            group, size = sized_group or collective_group(method_name, args, kwargs)
-            record = finished(self._tree.kinds, method_name, args, kwargs, group, size, result)
+            sized_group = sized_group or collective_group(method_name, args, kwargs)
+            record = finished(self._tree.kinds, method_name, args, kwargs, sized_group, result)
             self._add(record, seconds)
             if self._taker is not None:
                 return self._taker.of_collective(
