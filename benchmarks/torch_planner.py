@@ -50,6 +50,11 @@ def _wire(kind: Any, size: int, before: float, after: float) -> float:
     return held * (size - 1) / size
 
 
+def _held(mesh: DeviceMesh, placements: list[Any]) -> float:
+    """Part of the tensor that a rank holds."""
+    return 1 / prod(mesh.shape[axis] for axis, p in enumerate(placements) if p.is_shard())
+
+
 def _cost(mesh: DeviceMesh, ndim: int, source: tuple[Any, ...], target: tuple[Any, ...],
           graph: bool) -> Optional[tuple[float, int]]:
     try:
@@ -64,12 +69,11 @@ def _cost(mesh: DeviceMesh, ndim: int, source: tuple[Any, ...], target: tuple[An
         before, after = info.src_dst_placements
         if before.is_shard() and after.is_partial():
             return None  # it plans this step and then refuses to take it
-        held = 1 / prod(mesh.shape[axis] for axis, p in enumerate(placements) if p.is_shard())
+        held, kind = _held(mesh, placements), info._comm_type_key()
         for axis in axes:
             placements[axis] = after
-        then = 1 / prod(mesh.shape[axis] for axis, p in enumerate(placements) if p.is_shard())
-        kind = info._comm_type_key()
-        total += _wire(kind, prod(mesh.shape[axis] for axis in axes), held, then)
+        total += _wire(kind, prod(mesh.shape[axis] for axis in axes), held,
+                       _held(mesh, placements))
         launches += kind is not None
     return round(total, 9), launches
 
