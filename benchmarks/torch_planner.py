@@ -66,8 +66,8 @@ def _cost(mesh: DeviceMesh, ndim: int, source: tuple[Any, ...], target: tuple[An
     placements, total, launches = list(source), 0.0, 0
     for info in infos:
         axes = getattr(info, "original_mesh_dims", (info.mesh_dim,))
-        before, after = info.src_dst_placements
-        if before.is_shard() and after.is_partial():
+        after = info.src_dst_placements[1]
+        if info.src_dst_placements[0].is_shard() and after.is_partial():
             return None  # it plans this step and then refuses to take it
         held, kind = _held(mesh, placements), info._comm_type_key()
         for axis in axes:

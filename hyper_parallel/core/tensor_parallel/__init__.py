@@ -14,5 +14,6 @@ from hyper_parallel.core.tensor_parallel.style import (
 __all__ = [
     "ColwiseParallel", "ParallelStyle", "PrepareModuleInput", "PrepareModuleInputOutput",
     "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel", "auto_plan", "describe",
-    "distribute_module", "loss_parallel", "parallelize_module", "replicate", "unparallelize_module", "unreplicate",
+    "distribute_module", "loss_parallel", "parallelize_module", "replicate",
+    "unparallelize_module", "unreplicate",
 ]
