@@ -16,7 +16,7 @@ IMAGE = (4, 4, 6, 6)
 # all-reduces that the forward pass may take. Nothing else may be sent.
 CASES = [
     *((f"{name} of the sharded dim", lambda a, f=getattr(torch, name): f(a, 0), X, 0, count)
-      for name, count in (("sum", 0), ("mean", 0), ("prod", 0), ("amax", 1), ("amin", 1),
+      for name, count in (("sum", 0), ("mean", 0), ("prod", 1), ("amax", 1), ("amin", 1),
                           ("any", 0), ("all", 0), ("count_nonzero", 0), ("logsumexp", 2),
                           ("var", 2), ("std", 2), ("nanmean", 1))),
     *((f"{name} of a free dim", lambda a, f=getattr(torch, name): f(a, 1), X, 0, 0)
