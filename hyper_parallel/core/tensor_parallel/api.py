@@ -10,6 +10,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor, distribute_tensor
 from hyper_parallel.core.placement_types import Placement
 from hyper_parallel.core.tensor_parallel._buckets import is_reduced
 from hyper_parallel.core.tensor_parallel._heads import check_heads
+from hyper_parallel.core.tensor_parallel._mesh_axis import check_axis
 from hyper_parallel.core.tensor_parallel._record import Applied, applied_to, forget, note
 from hyper_parallel.core.tensor_parallel.style import ModulePlan, ParallelStyle
 from hyper_parallel.platform import get_platform
@@ -156,15 +157,7 @@ def _styles(styles: Styles) -> Sequence[ParallelStyle]:
 
 
 def _check_mesh(mesh: DeviceMesh, source: Optional[int]) -> None:
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError("parallelize_module needs a DeviceMesh of hyper_parallel, but got "
-                        f"{mesh!r} ({type(mesh).__name__}); make one with init_device_mesh.")
-    if mesh.ndim != 1:
-        raise ValueError(f"a style spreads a module over one axis, but the mesh has the axes "
-                         f"{mesh.alias_name}; pass one, as in mesh[{mesh.alias_name[-1]!r}].")
-    if mesh.get_coordinate() is None:
-        raise ValueError(f"rank {mesh.rank} is not in {mesh!r} and so has no part in the model; "
-                         "guard the call with `if mesh.get_coordinate() is not None`.")
+    check_axis(mesh, "parallelize_module", "a style spreads a module", -1)
     if source is not None and not 0 <= source < mesh.size():
         raise ValueError(f"src_data_rank is a rank along the axis {mesh.alias_name[0]!r}, 0 to "
                          f"{mesh.size() - 1}, or None, but got {source!r}.")

@@ -10,6 +10,7 @@ import numpy as np
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.tensor_parallel._batch import BatchOnMesh
 from hyper_parallel.core.tensor_parallel._buckets import Reducer
+from hyper_parallel.core.tensor_parallel._mesh_axis import check_axis
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -161,15 +162,7 @@ class Replication:
 def _check(module: Any, mesh: DeviceMesh, bucket_cap_mb: float) -> None:
     if not isinstance(module, platform.Module):
         raise TypeError(f"replicate takes a module, but got a {type(module).__name__}.")
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError("replicate needs a DeviceMesh of hyper_parallel, but got "
-                        f"{mesh!r} ({type(mesh).__name__}); make one with init_device_mesh.")
-    if mesh.ndim != 1:
-        raise ValueError(f"a module is replicated over one axis, but the mesh has the axes "
-                         f"{mesh.alias_name}; pass one, as in mesh[{mesh.alias_name[0]!r}].")
-    if mesh.get_coordinate() is None:
-        raise ValueError(f"rank {mesh.rank} is not in {mesh!r} and so has no part in the model; "
-                         "guard the call with `if mesh.get_coordinate() is not None`.")
+    check_axis(mesh, "replicate", "a module is replicated", 0)
     if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, (int, float)):
         raise TypeError(f"bucket_cap_mb is a number of megabytes, but got {bucket_cap_mb!r}.")
     if not bucket_cap_mb > 0:
