@@ -282,10 +282,14 @@ class WritingPlan(ReplicatedPlan):
             target = argument_at(args, kwargs, path)
             whole = argument_at(whole_args, whole_kwargs, path)
             if isinstance(target, DTensor):
-                spec = target._spec
-                source = TensorSpec(self._layout, spec.shape)
-                part = redistribute(whole.detach(), source, spec.layout)
-                _run_undressed(_overwrite, (target, part), _NOTHING)
+                write_back(target, whole.detach(), self._layout)
+
+
+def write_back(target: DTensor, whole: Any, layout: Layout) -> None:
+    """Copy this rank's part of ``whole``, which lies replicated as ``layout``, into ``target``."""
+    spec = target._spec
+    part = redistribute(whole, TensorSpec(layout, spec.shape), spec.layout)
+    _run_undressed(_overwrite, (target, part), _NOTHING)
 
 
 def _overwrite(target: Any, part: Any) -> None:

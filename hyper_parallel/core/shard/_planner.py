@@ -6,13 +6,13 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.tensor_redistribution import note_fallback, redistribute
+from hyper_parallel.core.dtensor.tensor_redistribution import note_fallback
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
     CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at,
-    WritingPlan, operand_move)
+    WritingPlan, operand_move, write_back)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import Solution, solve
 from hyper_parallel.platform import get_platform
@@ -200,9 +200,7 @@ class InPlaceDetour(Plan):
             target.copy_(whole)
             spec = TensorSpec(_replicated(_describe("", func, args, kwargs)[1]), target.shape)
             return platform.dress(platform.undress(target), DTensor, spec)
-        spec = target._spec
-        source = TensorSpec(_replicated(spec.layout.device_mesh), spec.shape)
-        platform.run_undressed(_copy, (target, redistribute(whole, source, spec.layout)), {})
+        write_back(target, whole, _replicated(target._spec.layout.device_mesh))
         return target
 
     @staticmethod
@@ -213,10 +211,6 @@ class InPlaceDetour(Plan):
         if isinstance(value, (tuple, list)):
             return type(value)(self._deep_whole(entry) for entry in value)
         return self._whole(value)
-
-
-def _copy(target: Any, part: Any) -> None:
-    target.copy_(part)
 
 
 def _tensor_paths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -71,15 +71,20 @@ def _sharded(call: Call, dims: Sequence[int]) -> bool:
         all(call.shapes[0][dim] for dim in dims)
 
 
-@rule_for("prod")
-def _of_factors(call: Call) -> Any:
-    """Finished at once: no gradient of one rank's factor is a summand of the product's."""
+def _finished(call: Call, function: Callable[..., Any]) -> Any:
+    """A reduction that ``function`` computes where it spans shards, nothing left to finish."""
     dim, keep = _dims_and_keep(call)
     dims = positive_dims(dim, len(call.shapes[0]))
     if not _sharded(call, dims):
         return _reduction(call, dims, keep, need_whole=True)
     dtype = call.kwargs.get("dtype")
-    return _of_tensor(lambda x: over_shards.product(x, dims, keep, dtype))
+    return _of_tensor(lambda x: function(x, dims, keep, dtype))
+
+
+@rule_for("prod")
+def _of_factors(call: Call) -> Any:
+    """Finished at once: no gradient of one rank's factor is a summand of the product's."""
+    return _finished(call, over_shards.product)
 
 
 @rule_for("any all count_nonzero")
@@ -195,12 +200,7 @@ def _quiet_when_empty(dims: Sequence[int], keep: bool, pair: bool) -> Callable:
 
 @rule_for("nanmean")
 def _mean_without_nan(call: Call) -> Any:
-    dim, keep = _dims_and_keep(call)
-    dims = positive_dims(dim, len(call.shapes[0]))
-    if not _sharded(call, dims):
-        return _reduction(call, dims, keep, need_whole=True)
-    dtype = call.kwargs.get("dtype")
-    return _of_tensor(lambda x: over_shards.mean_without_nan(x, dims, keep, dtype))
+    return _finished(call, over_shards.mean_without_nan)
 
 
 @rule_for("median nanmedian mode kthvalue")
