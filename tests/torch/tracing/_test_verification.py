@@ -264,7 +264,25 @@ def test_groups_that_overlap() -> None:
                     timeout=SOON)
     first = order[0]
     assert text.startswith(f"group {first}, call 0: not all of its ranks come\n")
-    assert "waits in group (" in text or "left the block with Coll" in text, text
+    assert any(where in text for where in (
+        "waits in group (", "stopped waiting in group (", "left the block with Coll")), text
+
+
+def test_rank_that_gave_up_elsewhere_and_stays() -> None:
+    """Whoever waits for it reads where it stopped, though it has not left the block."""
+    rank = dist.get_rank()
+    first, second = (dist.new_group(list(ranks)) for ranks in ((0, 1), (0, 2)))
+    in_step()
+    with CommDebugMode(verify="online", verify_timeout=2 * SOON if rank == 2 else SOON):
+        if rank == 2:
+            with pytest.raises(CollectiveMismatchError) as caught:
+                reduce(torch.ones(1), group=second)
+            assert ("rank 0: stopped waiting in group (0, 1), call 0: differentiable_all_reduce sum"
+                    " of torch.float32 (1,), ") in str(caught.value)
+        elif rank == 0:
+            with pytest.raises(CollectiveMismatchError):
+                reduce(torch.ones(1), group=first)
+        in_step()
 
 
 def test_backward_and_operators() -> None:

@@ -6,11 +6,11 @@ late finds it and raises as the others did.
 
 The keys on a board, below the prefix of the meetings:
 
-    NUMBER/RANK      the note of one rank on the meeting of that number
-    NUMBER/verdict   "met" when somebody saw all notes, otherwise why the meeting is off
-    left/RANK        that a rank comes no more, and why
-    at/RANK          on the default group's board: what a rank waits for that waits long, or why
-                     it comes no more
+    RANKS/NUMBER/RANK      the note of one rank on the meeting of that number of those ranks
+    RANKS/NUMBER/verdict   "met" when somebody saw all notes, otherwise why the meeting is off
+    RANKS/left/RANK        that a rank comes no more, and why
+    at/RANK                on the default group's board: where a rank waits that waits long, where
+                           it stopped waiting, or why it comes no more
 
 A rank that has all notes of one meeting knows that everybody is done with the one before, and
 erases its note on that, so that a board holds two meetings of the same ranks at most.
@@ -31,11 +31,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 5e-5, 0.01  # seconds between two looks at the bo
 _PATIENCE = 0.2  # seconds after which a rank says what it waits for, and asks who has left
 
 
-def say_gone(prefix: str, why: str) -> None:
-    """Tell those who wait in meetings that this rank has not been to yet."""
+def say_where(prefix: str, where: str | None) -> None:
+    """Let those who wait for this rank in any meeting below the prefix read where it is, or why
+    it comes no more; None takes that back."""
     world = platform.board_of(None)
-    if world is not None:
-        world.write(f"{prefix}at/{platform.get_rank()}", why)
+    key = f"{prefix}at/{platform.get_rank()}"
+    if world is None:
+        return
+    if where is None:
+        world.erase([key])
+    else:
+        world.write(key, where)
 
 
 class Meetings:
@@ -54,6 +60,7 @@ class Meetings:
         self._board = board
         self._error = error
         self._prefix = prefix
+        self._place = f"{prefix}{ranks}/"
         self._ranks = ranks
         self._timeout = timeout
         self._own = platform.get_rank()
@@ -107,24 +114,31 @@ class Meetings:
         """The notes of all members on a call, in the order of the group."""
         keys = [self._key(number, rank) for rank in self._ranks]
         began = time.monotonic()
-        pause, waiting = _FIRST_PAUSE, None
+        at = f"in group {self._ranks}, call {number}: {own_part}"
+        pause, said = _FIRST_PAUSE, False
         try:
             while True:
                 notes = self._board.read(keys)
                 if notes is not None:
                     self._go_on(self._settle(number, _MET), number)
-                    return notes
+                    break
                 waited = time.monotonic() - began
                 if waited > min(_PATIENCE, self._timeout):
-                    waiting = waiting or self._say_waiting(number, own_part)
+                    if not said:
+                        said = True
+                        say_where(self._prefix, f"waits {at}")
                     why = self._absence(keys, waited)
                     if why is not None:
                         self._go_on(self._settle(number, why), number)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-        finally:
-            if waiting is not None:
-                waiting.erase([self._at(self._own)])
+        except BaseException:
+            # Until this rank goes on or leaves, the others can still read where it stopped.
+            say_where(self._prefix, f"stopped waiting {at}")
+            raise
+        if said:
+            say_where(self._prefix, None)
+        return notes
 
     def _go_on(self, verdict: str, number: int) -> None:
         """Raise unless everybody came; where this rank was about to give up but the others had
@@ -156,28 +170,21 @@ class Meetings:
         known = "nothing before in this group" if last is None else f"its last call here was {last}"
         return f"did not come within {self._timeout:g} s; {known}"
 
-    def _say_waiting(self, number: int, own_part: str) -> Board | None:
-        world = platform.board_of(None)
-        if world is not None:
-            world.write(self._at(self._own),
-                        f"waits in group {self._ranks}, call {number}: {own_part}")
-        return world
-
     def _settle(self, number: int, verdict: str) -> str:
-        return self._board.settle(f"{self._prefix}{number}/verdict", verdict)
+        return self._board.settle(f"{self._place}{number}/verdict", verdict)
 
     def _erase(self, number: int, rank: int) -> None:
         keys = [self._key(number, rank)]
         if rank == self._ranks[0]:
-            keys.append(f"{self._prefix}{number}/verdict")
+            keys.append(f"{self._place}{number}/verdict")
         if number >= 0:
             self._board.erase(keys)
 
     def _key(self, number: int, rank: int) -> str:
-        return f"{self._prefix}{number}/{rank}"
+        return f"{self._place}{number}/{rank}"
 
     def _left(self, rank: int) -> str:
-        return f"{self._prefix}left/{rank}"
+        return f"{self._place}left/{rank}"
 
     def _at(self, rank: int) -> str:
         return f"{self._prefix}at/{rank}"

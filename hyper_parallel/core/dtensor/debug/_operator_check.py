@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hyper_parallel.core.dtensor.debug._meetings import Meetings, say_gone
+from hyper_parallel.core.dtensor.debug._meetings import Meetings, say_where
 from hyper_parallel.core.dtensor.debug._replica_check import (
     ReplicaMismatchError,
     compare,
@@ -66,8 +66,8 @@ class OperatorCheck:
         ranks = tuple(mesh.rank_list)
         with self._lock:
             if ranks not in self._meetings:
-                self._meetings[ranks] = Meetings(board, f"{self._prefix}{ranks}/", ranks,
-                                                 self._timeout, ReplicaMismatchError)
+                self._meetings[ranks] = Meetings(board, self._prefix, ranks, self._timeout,
+                                                 ReplicaMismatchError)
         compare(self._meetings[ranks], f"operator {operator!r}", entries)
 
     def leave(self, error: BaseException | None) -> None:
@@ -76,7 +76,7 @@ class OperatorCheck:
         if error is not None:
             why += f" with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if self._meetings:
-                say_gone(self._prefix, why)
+                say_where(self._prefix, why)
         for meetings in self._meetings.values():
             meetings.leave(why)
 

@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.debug._agreement import (
     told,
 )
 from hyper_parallel.core.dtensor.debug._call_records import CollectiveCall
-from hyper_parallel.core.dtensor.debug._meetings import Meetings, say_gone
+from hyper_parallel.core.dtensor.debug._meetings import Meetings, say_where
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -69,7 +69,7 @@ class Verifier:
         if error is not None:
             why += f" with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if self._groups:
-                say_gone(f"{self._block}/", why)
+                say_where(f"{self._block}/", why)
         for meetings in self._groups.values():
             if meetings is not None:
                 meetings.leave(why)
