@@ -1,6 +1,15 @@
 """What the library needs to know of a tensor's place in the framework's autograd."""
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Callable, Optional
+
+
+class Watch:
+    """Whether somebody waits for the gradient of a tensor, which may be said at any time."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self) -> None:
+        self.wanted = False
 
 
 class HistoryAdapter(ABC):
@@ -25,6 +34,21 @@ class HistoryAdapter(ABC):
     @abstractmethod
     def is_watched(tensor: Any) -> bool:
         """Whether somebody waits for the gradient of this very tensor."""
+
+    @staticmethod
+    @abstractmethod
+    def value_between(value: Any, near: Any, far: Any, gradients: Callable[
+            [Any], tuple[Optional[Any], Optional[Any]]]) -> Any:
+        """``value`` as one node, whose gradient goes to either of two tensors.
+
+        Args:
+            value: a tensor without a history.
+            near: a tensor that was computed from ``far``.
+            far: another tensor, which may be of another shape.
+            gradients: maps the gradient of the result to those of ``near`` and ``far``; None
+                where there is none. A platform that cannot be told of a watch late (see
+                ``Watch``) passes to ``far`` alone.
+        """
 
     @staticmethod
     @abstractmethod

@@ -26,6 +26,7 @@ from hyper_parallel.core.dtensor._run_steps import as_it_is, compile_step
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.history_adapter import Watch
 
 platform = get_platform()
 _detach = platform.detach
@@ -125,16 +126,31 @@ class Move:
         finally:
             observer.end(token)
 
-    def with_value(self, local: Any, value: Any, use: Optional[OperandUse] = None) -> Any:
-        """``value``, which this move gave for ``local`` before, with this move's gradient."""
+    def past(self, local: Any, value: Any, short: "Move", watch: Watch,
+             use: Optional[OperandUse] = None) -> Any:
+        """``value``, which this move gave for ``local`` before, with this move's gradient.
+
+        Args:
+            local: what moved.
+            value: where it is now.
+            short: the move from ``value`` to the result, which changes nothing but the gradient.
+            watch: where ``value`` itself is wanted a gradient, by the time of the backward pass,
+                it gets that of ``short`` instead.
+            use: the argument that it moves for.
+        """
         origin: object = use
         if _redistribute_observer is not None:
             origin = _redistribute_observer.begin(
                 local, self.source.layout, self.target, self.source.shape, (), use)
             _redistribute_observer.end(origin)
+
+        def gradients(grad: Any) -> tuple[Any, Any]:
+            if watch.wanted:
+                return short._move_gradient(grad, origin), None
+            return None, self._move_gradient(grad, origin)
+
         known = platform.run_undressed(_detach, (value,), {})
-        return platform.run_undressed(platform.apply_with_gradient, (
-            lambda _: known, lambda grad: self._move_gradient(grad, origin), local), {})
+        return platform.run_undressed(platform.value_between, (known, value, local, gradients), {})
 
     def moves_no_gradient(self) -> bool:
         """Whether the gradient leaves this rank as it arrives."""

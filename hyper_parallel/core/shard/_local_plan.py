@@ -12,6 +12,7 @@ from hyper_parallel.core.dtensor.tensor_redistribution import (
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
 from hyper_parallel.platform import get_platform
+from hyper_parallel.platform.history_adapter import Watch
 
 platform = get_platform()
 _Tensor = platform.Tensor
@@ -384,7 +385,8 @@ def _make_view(tensor: Any, move: Move, use: OperandUse) -> Any:
                for axis, placement in enumerate(move.gradient.placements)
                if type(placement) is Partial):
         return move(tensor, None, use)
-    return back.with_value(origin, tensor, use)
+    watch = tensor.__dict__.setdefault("_watch", Watch())
+    return back.past(origin, tensor, move, watch, use)
 
 
 def _keep_views(result: Any, views: Sequence[Any]) -> None:

@@ -135,6 +135,13 @@ def apply_with_gradient(forward: Callable[[Tensor], Tensor], backward: Callable[
     return alias(tensor) if value is tensor else value
 
 
+def value_between(value: Tensor, near: Tensor, far: Tensor,
+                  gradients: Callable[[Tensor], tuple[Any, Any]]) -> Tensor:
+    """``value`` with the gradient of ``far``: nothing tells of a watch on ``near``."""
+    del near
+    return apply_with_gradient(lambda _: value, lambda grad: gradients(grad)[1], far)
+
+
 class BackwardPass:
     """A context in which MindSpore computes gradients."""
 

@@ -103,6 +103,7 @@ class MindSporePlatform(Platform):
     value_version = staticmethod(history.value_version)
     keep_with_graph = staticmethod(history.keep_with_graph)
     apply_with_gradient = staticmethod(history.apply_with_gradient)
+    value_between = staticmethod(history.value_between)
     in_backward = staticmethod(history.in_backward)
     records_gradients = staticmethod(history.records_gradients)
     mark_backward = staticmethod(history.mark_backward)

@@ -13,7 +13,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
 from hyper_parallel.platform.torch.dtensor_base import (
-    TorchDTensorBase, dispatch_enabled, dress, handle, undress, undressed)
+    TorchDTensorBase, dispatch_enabled, dress, handle, note_watched, undress, undressed)
 from hyper_parallel.platform.torch.operator_names import decomposed
 
 _native_apply = torch.autograd.Function.apply.__func__
@@ -111,6 +111,9 @@ def _put_on(value: Any, clothes: Optional[tuple[type, Any]]) -> Any:
 def _backward(tensors: Tensors, *args: Any, **kwargs: Any) -> None:
     """``torch.autograd.backward``: from a DTensor it starts at the local tensor."""
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
+    for tensor in (inputs,) if isinstance(inputs, torch.Tensor) else inputs or ():
+        note_watched(tensor)
     if any(isinstance(root, TorchDTensorBase) for root in roots):
         grads = args[0] if args else kwargs.pop("grad_tensors", None)
         tensors, grads = _local_roots(roots, grads)
@@ -127,6 +130,8 @@ def _grad(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
 def _grad_of(outputs: Tensors, inputs: Tensors, grad_outputs: Optional[Tensors] = None,
              **options: Any) -> tuple:
     inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    for tensor in inputs:
+        note_watched(tensor)
     roots, grads = _local_roots(
         (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), grad_outputs)
     results = _native_grad(roots, inputs, grads, **options)

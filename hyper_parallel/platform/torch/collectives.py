@@ -18,6 +18,8 @@ from hyper_parallel.platform import checks
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Gradients = Callable[[Tensor], tuple[Optional[Tensor], Optional[Tensor]]]
+
 _REDUCTIONS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.SUM,  # divided afterwards: no backend's own average is needed
@@ -187,12 +189,13 @@ class _WithGradient(torch.autograd.Function):
                 backward: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
         """The value."""
         ctx.gradient = backward
+        ctx.set_materialize_grads(False)
         return forward(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+    def backward(ctx: Any, grad: Optional[Tensor]) -> tuple[None, None, Optional[Tensor]]:
         """The gradient of the tensor; the two functions have none."""
-        return None, None, ctx.gradient(grad)
+        return None, None, None if grad is None else ctx.gradient(grad)
 
 
 # The apply of the C base class: that of Function looks for what this node does not have, such as
@@ -207,3 +210,28 @@ def apply_with_gradient(forward: Callable[[Tensor], Tensor], backward: Callable[
         return _new_node(forward, backward, tensor)
     value = forward(tensor)
     return alias(tensor) if value is tensor else value
+
+
+class _Between(torch.autograd.Function):
+    """One node whose value is given, and whose gradient goes to either of two tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Gradients, value: Tensor, near: Tensor, far: Tensor) -> Tensor:
+        """The value."""
+        del near, far
+        ctx.gradients = gradients
+        ctx.set_materialize_grads(False)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        """The gradients of the two tensors; the others have none."""
+        return None, None, *((None, None) if grad is None else ctx.gradients(grad))
+
+
+_new_node_between = super(torch.autograd.Function, _Between).apply
+
+
+def value_between(value: Tensor, near: Tensor, far: Tensor, gradients: Gradients) -> Tensor:
+    """``value`` with a gradient for one of two tensors; see ``Platform.value_between``."""
+    return _new_node_between(gradients, value, near, far)

@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 
+from hyper_parallel.platform.history_adapter import Watch
 from hyper_parallel.platform.torch.checkpoint import CheckpointableTensor
 from hyper_parallel.platform.torch.operator_names import operator_name
 
@@ -26,7 +27,8 @@ _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
 
 # What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
-_OWN_ATTRIBUTES = ("_spec", "_views", "_views_of_leaf", "_gathered_from", "_copied_from")
+_OWN_ATTRIBUTES = ("_spec", "_views", "_views_of_leaf", "_gathered_from", "_watch",
+                   "_copied_from")
 
 # Whether whoever asks for ``layout`` is code of torch's own that means the memory layout.
 memory_layouts: ContextVar[bool] = ContextVar("memory_layouts", default=False)
@@ -41,6 +43,7 @@ class TorchDTensorBase(CheckpointableTensor):
     """
 
     _spec: Any
+    _watch: Optional[Watch] = None  # where a gradient that may go past this tensor is asked for
     _in_files: tuple = ()  # what a file that holds such a tensor has in it besides
 
     def __init_subclass__(cls) -> None:
@@ -180,6 +183,7 @@ class TorchDTensorBase(CheckpointableTensor):
     def register_hook(self, hook: Callable) -> Any:
         """As ``torch.Tensor.register_hook``; the hook is given a DTensor of the dual layout."""
         cls, spec = type(self), self._spec
+        note_watched(self)
 
         def local_hook(grad: torch.Tensor) -> Optional[torch.Tensor]:
             result = hook(dress(undress(grad), cls, spec.dual))
@@ -259,6 +263,13 @@ def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
     return result
 
 
+def note_watched(tensor: Any) -> None:
+    """Somebody waits for the gradient of ``tensor`` itself from now on."""
+    watch = getattr(tensor, "_watch", None)
+    if watch is not None:
+        watch.wanted = True
+
+
 def value_version(tensor: torch.Tensor) -> tuple[int, int]:
     """Differs whenever the values may: the version counter, and where the memory is."""
     with undressed():
@@ -300,6 +311,11 @@ def _detach(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     return dress(result, type(args[0]), args[0]._spec)
 
 
+def _retain_grad(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    note_watched(args[0])
+    _native(func, args, kwargs)
+
+
 def _size(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     del func
     return _pick(args[0]._spec.shape, *args[1:], **kwargs)
@@ -337,14 +353,15 @@ def _nbytes(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> int:
     return args[0]._spec.shape.numel() * args[0].element_size()
 
 
-_GLOBAL_METADATA: dict[str, Handler] = {
+_HANDLED: dict[str, Handler] = {
     "size": _size, "stride": _stride, "numel": _numel, "nelement": _numel, "dim": _ndim,
     "ndimension": _ndim, "ndim": _ndim, "nbytes": _nbytes, "detach": _detach,
+    "retain_grad": _retain_grad,
 }
 _LOCAL_METADATA = frozenset({
     "is_floating_point", "is_complex", "is_signed", "is_inference", "is_contiguous", "is_pinned",
     "is_shared", "is_conj", "is_neg", "element_size", "get_device", "data_ptr", "storage_offset",
-    "untyped_storage", "storage", "requires_grad_", "retain_grad", "detach_", "result_type",
+    "untyped_storage", "storage", "requires_grad_", "detach_", "result_type",
     "_is_view", "_has_compatible_shallow_copy_type", "share_memory_", "dir", "setstate",
     "_typed_storage", "is_same_size", "_clear_non_serializable_cached_data",
 })
@@ -362,8 +379,8 @@ def handle(func: Callable, handler: Handler) -> None:
 def _find_handler(func: Callable) -> Optional[Handler]:
     """Who takes ``func``: a handler, or None where it is an operator."""
     name = operator_name(func)
-    if name in _GLOBAL_METADATA:
-        return _GLOBAL_METADATA[name]
+    if name in _HANDLED:
+        return _HANDLED[name]
     attribute = getattr(func, "__name__", "") in ("__get__", "__set__")
     if name in _LOCAL_METADATA or (attribute and name not in _OPERATOR_ATTRIBUTES):
         return _native

@@ -144,6 +144,7 @@ class TorchPlatform(Platform):
     get_group_rank = staticmethod(groups.get_group_rank)
     get_group_ranks = staticmethod(groups.get_group_ranks)
     apply_with_gradient = staticmethod(collectives.apply_with_gradient)
+    value_between = staticmethod(collectives.value_between)
 
     Module = modules.Module
     layer_kind = staticmethod(modules.layer_kind)

@@ -58,6 +58,40 @@ def test_a_hook_may_give_another_gradient():
         x.sum().backward()
 
 
+def _watched(way: str, leaf: torch.Tensor, part: torch.Tensor, loss: torch.Tensor) -> list:
+    """What is seen of the gradient of ``part``, and the gradient of ``leaf``."""
+    seen = []
+    if way == "hook":
+        part.register_hook(lambda grad: seen.append(grad) or grad * 2)
+    elif way == "kept":
+        part.retain_grad()
+    if way in ("asked for", "second"):
+        seen += torch.autograd.grad(loss, [part], create_graph=way == "second", retain_graph=True)
+    if way == "second":
+        loss = seen[0].square().sum()
+    loss.backward(inputs=[part, leaf] if way == "among inputs" else None)
+    return [*seen, leaf.grad, *([part.grad] if way in ("kept", "among inputs") else [])]
+
+
+def test_a_gathered_tensor_watched_after_its_use_shows_all_of_its_gradient():
+    """Else its gradient goes past it, reduced and scattered in one step."""
+    values = [normal(*shape, seed=seed) for seed, shape in enumerate([(6, 4), (4, 8), (4, 3)])]
+
+    def loss(part: torch.Tensor, wide: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        return (part @ wide).square().sum() + (part @ beside).sum()
+
+    for way in ("nobody", "hook", "kept", "asked for", "among inputs", "second"):
+        dense = values[0].detach().clone().requires_grad_()
+        x, wide, beside = (spread(value, _mesh(), [placement]) for value, placement in zip(
+            values, (Shard(0), Shard(1), Replicate())))
+        kept, gathered = dense * 1, x.redistribute(placements=[Replicate()])
+        wanted = _watched(way, dense, kept, loss(kept, *values[1:]))
+        got = _watched(way, x, gathered, loss(gathered, wide, beside))
+        assert len(got) == len(wanted)
+        for one, two in zip(got, wanted):
+            assert torch.allclose(one.full_tensor(), two), way
+
+
 def test_hooks_after_accumulation_and_kept_gradients():
     for placements in WAYS:
         dense = normal(5, 3)

@@ -110,6 +110,12 @@ def _grad(pair: _Pair, wrong: list[str]) -> None:
                for loss, inputs in zip(losses, leaves)]
     for index, (two, one) in enumerate(zip(*outputs)):
         pair.same(one, two, f"grad {index}", wrong)
+    for number in sorted(pair.watched):
+        pairs = [(got[number], losses[1]), (wanted[number], losses[0])]
+        if wanted[number].requires_grad:
+            one, two = (torch.autograd.grad(loss, result, allow_unused=True, retain_graph=True)[0]
+                        for result, loss in pairs)
+            pair.same(one, two, f"grad of result {number}", wrong)
     if wanted[-1].requires_grad:
         weights = torch.arange(1.0, 1 + wanted[-1].numel(), dtype=torch.float64
                                ).reshape(wanted[-1].shape)
@@ -171,8 +177,6 @@ class _Watch:
         """Retain the gradient of a result, look at it or change it."""
         if not result.requires_grad or number not in self.pair.watched:
             return
-        if self.late and number in self.pair.moves:
-            return  # a gathered tensor has to be watched before its first use
         if number % 3 == 0:
             result.retain_grad()
             self.kept[number] = result
