@@ -11,11 +11,13 @@ from typing import Any, Mapping, Optional
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.tensor_redistribution import redistribute
-from hyper_parallel.core.layout import Layout
+from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Placement, Replicate, Shard
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
+
+_MOST_SHAPES = 256  # of plain tensors that a boundary keeps in mind
 
 
 class _Boundary:
@@ -59,14 +61,14 @@ class _Boundary:
         return redistribute(value, spec, wanted)
 
 
-class EnterModule(_Boundary):
-    """Gives a module its first argument in the layout that it works on.
+class _Arrival(_Boundary):
+    """A boundary where plain tensors become DTensors.
 
     Args:
         who: style and module, for messages.
         mesh: mesh of one axis.
         given: how a plain tensor lies.
-        wanted: how the module wants it.
+        wanted: the placement.
         features: global length of the last dim, where the module knows it: only so can a plain
             tensor that is split there be uneven.
     """
@@ -76,6 +78,39 @@ class EnterModule(_Boundary):
         super().__init__(who, mesh, wanted)
         self._given = given
         self._features = features
+        self._specs: dict[tuple[int, ...], TensorSpec] = {}
+
+    def _dressed(self, plain: Any) -> DTensor:
+        """A plain tensor as a DTensor.
+
+        One tensor may enter several modules, as the input of attention enters its three
+        projections. So that its gradients still add up before one all-reduce, its dressed aliases
+        share the views through which they are summed.
+        """
+        shape = plain.shape
+        spec = self._specs.get(shape)
+        if spec is None:
+            value = DTensor.from_local(plain, self._mesh, (self._given,),
+                                       shape=self._global_shape(shape))
+            if len(self._specs) >= _MOST_SHAPES:
+                self._specs.clear()
+            self._specs[shape] = value._spec
+        else:
+            value = platform.dress(platform.undress(plain), DTensor, spec)
+        if isinstance(self._given, Replicate) and platform.needs_gradient(plain):
+            value.share_views_with(plain)
+        return value
+
+    def _global_shape(self, local_shape: tuple[int, ...]) -> Optional[tuple[int, ...]]:
+        ndim = len(local_shape)
+        if self._features is None or not isinstance(self._given, Shard) \
+                or self._given.dim not in (-1, ndim - 1):
+            return None
+        return (*local_shape[:-1], self._features)
+
+
+class EnterModule(_Arrival):
+    """Gives a module its first argument in the layout that it works on; see ``_Arrival``."""
 
     def __call__(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if args:
@@ -90,29 +125,8 @@ class EnterModule(_Boundary):
             raise TypeError(f"{self._who} takes a tensor as its first argument, but got a "
                             f"{type(value).__name__}.")
         if not isinstance(value, DTensor):
-            value = _dressed(value, self._mesh, self._given, self._global_shape(value))
+            value = self._dressed(value)
         return self._arrange(value)
-
-    def _global_shape(self, local: Any) -> Optional[tuple[int, ...]]:
-        ndim = len(local.shape)
-        if self._features is None or not isinstance(self._given, Shard) \
-                or self._given.dim not in (-1, ndim - 1):
-            return None
-        return (*local.shape[:-1], self._features)
-
-
-def _dressed(plain: Any, mesh: DeviceMesh, placement: Placement,
-             shape: Optional[tuple[int, ...]] = None) -> DTensor:
-    """A plain tensor as a DTensor.
-
-    One tensor may enter several modules, as the input of attention enters its three projections.
-    So that its gradients still add up before one all-reduce, its dressed aliases share the views
-    through which they are summed.
-    """
-    value = DTensor.from_local(plain, mesh, (placement,), shape=shape)
-    if isinstance(placement, Replicate) and platform.needs_gradient(plain):
-        value.share_views_with(plain)
-    return value
 
 
 class LeaveModule(_Boundary):
@@ -136,7 +150,7 @@ class LeaveModule(_Boundary):
         return self._arrange_local(output) if self._to_plain else self._arrange(output)
 
 
-class Arrange(_Boundary):
+class Arrange(_Arrival):
     """Moves one tensor from the layout that it has to the one wanted.
 
     Args:
@@ -149,8 +163,7 @@ class Arrange(_Boundary):
 
     def __init__(self, who: str, mesh: DeviceMesh, given: Placement, wanted: Placement,
                  to_plain: bool) -> None:
-        super().__init__(who, mesh, wanted)
-        self._given = given
+        super().__init__(who, mesh, given, wanted)
         self._to_plain = to_plain
 
     @staticmethod
@@ -166,7 +179,7 @@ class Arrange(_Boundary):
             raise TypeError(f"{self._who} has a layout for a {type(value).__name__}; a layout is "
                             "for a tensor, write None in its place.")
         if not isinstance(value, DTensor):
-            value = _dressed(value, self._mesh, self._given)
+            value = self._dressed(value)
         return self._arrange_local(value) if self._to_plain else self._arrange(value)
 
 

@@ -271,9 +271,11 @@ def note_watched(tensor: Any) -> None:
 
 
 def value_version(tensor: torch.Tensor) -> tuple[int, int]:
-    """Differs whenever the values may: the version counter, and where the memory is."""
-    with undressed():
-        return tensor._version, tensor.data_ptr()
+    """Differs whenever the values may: the version counter, and where the memory is.
+
+    Runs undressed.
+    """
+    return tensor._version, tensor.data_ptr()
 
 
 def keep_with_graph(result: torch.Tensor, tensor: torch.Tensor) -> None:
