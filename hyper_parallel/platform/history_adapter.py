@@ -1,6 +1,6 @@
-"""What the library needs to know of a tensor's place in the framework's autograd."""
+"""What the library needs to know of a tensor's place in the framework's autograd and memory."""
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 
 class Watch:
@@ -13,7 +13,7 @@ class Watch:
 
 
 class HistoryAdapter(ABC):
-    """The part of a platform that knows where tensors come from and who waits for gradients."""
+    """The part of a platform that knows where tensors come from, and who waits for gradients."""
 
     @staticmethod
     @abstractmethod
@@ -77,3 +77,34 @@ class HistoryAdapter(ABC):
     @abstractmethod
     def keep_with_graph(result: Any, tensor: Any) -> None:
         """Keep ``tensor`` for as long as the autograd graph of ``result`` exists."""
+
+    @staticmethod
+    @abstractmethod
+    def note_copy(memory: Any, parts: Sequence[Any], note: Any) -> None:
+        """Note something of the memory of a plain tensor, for as long as any tensor uses it.
+
+        Args:
+            memory: the tensor.
+            parts: tensors computed from it. Those that are no views of it are left alone.
+            note: the note, which must not hold ``memory``.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def noted_copy(tensor: Any) -> Optional[tuple[Any, Optional[Any]]]:
+        """What was noted of the memory of ``tensor``, if anything.
+
+        Returns:
+            The note and, without a history, the tensor that it was noted of, with what was
+            written to it since; None in its place where the platform cannot make it again.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def shares_too_much(result: Any, func: Callable, args: Sequence[Any],
+                        kwargs: Mapping[str, Any]) -> bool:
+        """Whether the local result of ``func`` is a view where that on the whole tensors is none.
+
+        A part of one row is contiguous in more orders than the whole tensor is. False where the
+        platform cannot tell.
+        """

@@ -8,9 +8,10 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 from hyper_parallel.core.dtensor.dtensor import DTensor, views_of
 from hyper_parallel.core.dtensor.random_state import piece_of, same_draws
 from hyper_parallel.core.dtensor.tensor_redistribution import (
-    Move, OperandUse, note_fallback, plan_move, redistribute)
+    Move, OperandUse, note_fallback, plan_move)
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Partial, Replicate
+from hyper_parallel.core.shard._write_through import note_moved, write_back
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.history_adapter import Watch
 
@@ -25,6 +26,8 @@ _is_watched = platform.is_watched
 _needs_gradient = platform.needs_gradient
 _value_version = platform.value_version
 _NOTHING: Mapping[str, Any] = {}
+# Their result may be no view where the operand's elements do not follow each other in memory.
+COPY_UNLESS_CONTIGUOUS = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous"})
 
 
 class OperandMove(NamedTuple):
@@ -83,11 +86,12 @@ class LocalPlan(Plan):
         results: spec of each result; None for one that is not a tensor.
     """
 
-    __slots__ = ("results", "_moves", "_plain_paths", "_take_off", "_piece", "_checked")
+    __slots__ = ("results", "_moves", "_plain_paths", "_take_off", "_piece", "_viewed", "_checked")
 
     def __init__(self, moves: Sequence[OperandMove], results: Sequence[Optional[TensorSpec]],
                  local: Optional[Callable] = None, plain_paths: Sequence[tuple] = (),
-                 take_off: bool = False, random: Optional[Layout] = None) -> None:
+                 take_off: bool = False, random: Optional[Layout] = None,
+                 views: bool = False) -> None:
         super().__init__()
         self.local = local
         self.results = tuple(results)
@@ -95,6 +99,8 @@ class LocalPlan(Plan):
         self._plain_paths = tuple(plain_paths)
         self._take_off = take_off
         self._piece = None if random is None else piece_of(random)
+        self._viewed = next((move for move in moves[:1] if views and move.move is not None
+                             and not move.shared), None)
         self._checked = False
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -103,6 +109,7 @@ class LocalPlan(Plan):
         plain = [argument_at(args, kwargs, path) for path in self._plain_paths] \
             if self._plain_paths else ()
         views = ()
+        own = args, kwargs
         if self._moves:
             args, kwargs, views = self._move_operands(args, kwargs)
         if self._piece is None:
@@ -112,11 +119,22 @@ class LocalPlan(Plan):
                 result = _run_undressed(self.local or func, args, kwargs)
         if views:
             _keep_views(result, views)
+        if self._viewed is not None:
+            self._note_views(func, own, (args, kwargs), result)
         if isinstance(result, _Tensor):
             if plain and is_one_of(result, plain):
                 result = _undress(result)
             return _dress(result, DTensor, self.results[0])
         return self._dress_several(result, plain)
+
+    def _note_views(self, func: Callable, own: tuple, moved: tuple, result: Any) -> None:
+        """Note what ``result`` is a view of, if it is one: not of the operand, which was moved."""
+        tensor = argument_at(*own, self._viewed.path)
+        if isinstance(tensor, DTensor) and (
+                platform.operator_name(func) not in COPY_UNLESS_CONTIGUOUS
+                or tensor.is_contiguous()):
+            note_moved(tensor, argument_at(*moved, self._viewed.path), self._viewed.move.target,
+                       result)
 
     def _first_run(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         """Run once with a check that the rule was right about the shapes."""
@@ -185,11 +203,8 @@ class LocalPlan(Plan):
         return result
 
 
-class CopiedPart(Plan):
-    """A part of a tensor that had to be moved to be cut, so the part is a copy.
-
-    The result is marked, so that writing to it raises instead of missing the tensor.
-    """
+class OwnMemoryPlan(Plan):
+    """Copies the result where it would share memory that the whole tensors do not share."""
 
     __slots__ = ("_plan",)
 
@@ -199,23 +214,9 @@ class CopiedPart(Plan):
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         result = self._plan(func, args, kwargs)
-        for part in result if isinstance(result, (tuple, list)) else (result,):
-            part._copied_from = args[0]._spec
-        return result
-
-
-def refuse_lost_write(name: str, target: Any) -> None:
-    """Raise where a write to ``target`` would miss the tensor that it was cut out of.
-
-    Raises:
-        RuntimeError: ``target`` is a copied part.
-    """
-    source = getattr(target, "__dict__", {}).get("_copied_from")
-    if source is not None:
-        raise RuntimeError(
-            f"{name!r} writes to a part that was cut out of a DTensor with {source.layout!r} along "
-            "a sharded dim; the part is a copy, so the tensor would not change. Assign by index "
-            "(x[1] = value), redistribute the tensor first, or write to part.clone().")
+        if not platform.shares_too_much(result, func, args, kwargs):
+            return result
+        return _dress(_run_undressed(platform.copied, (result,), _NOTHING), DTensor, result._spec)
 
 
 class ReplicatedPlan(LocalPlan):
@@ -229,7 +230,7 @@ class ReplicatedPlan(LocalPlan):
     def __init__(self, moves: Sequence[OperandMove], layout: Layout,
                  plain_paths: Sequence[tuple], random: bool, fallback: Optional[str]) -> None:
         super().__init__(moves, (), plain_paths=plain_paths, take_off=True,
-                         random=layout if random else None)
+                         random=layout if random else None, views=True)
         self._layout = layout
         self._fallback = fallback
 
@@ -244,6 +245,8 @@ class ReplicatedPlan(LocalPlan):
             with same_draws(self._piece):
                 result = func(*whole_args, **whole_kwargs)
         self._written(args, kwargs, whole_args, whole_kwargs)
+        if self._viewed is not None:
+            self._note_views(func, (args, kwargs), (whole_args, whole_kwargs), result)
         return self._dress_tree(result, plain)
 
     def _written(self, args: tuple, kwargs: Mapping[str, Any], whole_args: Sequence[Any],
@@ -284,17 +287,6 @@ class WritingPlan(ReplicatedPlan):
             whole = argument_at(whole_args, whole_kwargs, path)
             if isinstance(target, DTensor):
                 write_back(target, whole.detach(), self._layout)
-
-
-def write_back(target: DTensor, whole: Any, layout: Layout) -> None:
-    """Copy this rank's part of ``whole``, which lies replicated as ``layout``, into ``target``."""
-    spec = target._spec
-    part = redistribute(whole, TensorSpec(layout, spec.shape), spec.layout)
-    _run_undressed(_overwrite, (target, part), _NOTHING)
-
-
-def _overwrite(target: Any, part: Any) -> None:
-    target.copy_(part)
 
 
 def is_one_of(value: Any, plain: Sequence[Any]) -> bool:

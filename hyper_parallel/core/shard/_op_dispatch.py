@@ -13,8 +13,9 @@ from typing import Any, Callable, Mapping, Optional
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._error_note import note_arguments
-from hyper_parallel.core.shard._local_plan import Plan, refuse_lost_write
+from hyper_parallel.core.shard._local_plan import Plan
 from hyper_parallel.core.shard._planner import is_in_place, make_plan
+from hyper_parallel.core.shard._write_through import write_through, writes_to_copies
 from hyper_parallel.platform import get_platform
 
 platform = get_platform()
@@ -77,8 +78,8 @@ class OpDispatcher:
             observer._on_op_dispatch_enter(operator.name, op_call, args, kwargs)
         result = None
         try:
-            if operator.in_place and args:
-                refuse_lost_write(operator.name, args[0])
+            writes = writes_to_copies(operator.name, args, kwargs) if operator.in_place or (
+                kwargs and kwargs.get("inplace")) else ()
             key = _key(args, kwargs, operator)
             try:
                 plan = operator.plans[key]
@@ -89,6 +90,8 @@ class OpDispatcher:
                 result = _run_and_dress(plan.local or op_call, args, kwargs, DTensor, plan.result)
             else:
                 result = plan(op_call, args, kwargs)
+            if writes:
+                write_through(writes)
             return result
         except Exception as error:
             note_arguments(error, operator.name, args, kwargs)

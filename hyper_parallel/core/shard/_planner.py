@@ -11,10 +11,11 @@ from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
 from hyper_parallel.core.shard._local_plan import (
-    CopiedPart, FunctionPlan, LocalPlan, OperandMove, Plan, ReplicatedPlan, argument_at,
-    WritingPlan, operand_move, write_back)
+    COPY_UNLESS_CONTIGUOUS, FunctionPlan, LocalPlan, OperandMove, OwnMemoryPlan, Plan,
+    ReplicatedPlan, WritingPlan, argument_at, operand_move)
 from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
 from hyper_parallel.core.shard._solver import Solution, solve
+from hyper_parallel.core.shard._write_through import write_back
 from hyper_parallel.platform import get_platform
 from hyper_parallel.platform.call_site import users_stack_level
 
@@ -80,9 +81,12 @@ def _local_plan(call: Call, rule: Rule, solution: Solution, plain_paths: Sequenc
                  for layout, spec in zip(solution.operands, call.specs)]
         local = rule.localize(moved, solution.results)
     random = solution.results[0].layout if rule.random else None
-    plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random)
-    copied = rule.part and solution.operands[0] is not call.specs[0].layout
-    return CopiedPart(plan) if copied else plan
+    plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random, rule.moves)
+    first = call.specs[0]
+    if call.name in COPY_UNLESS_CONTIGUOUS and any(
+            one == 1 < length for one, length in zip(first.local_shape, first.shape)):
+        return OwnMemoryPlan(plan)
+    return plan
 
 
 def _moves(call: Call, targets: Sequence[Layout], varying: Sequence[Sequence[int]],

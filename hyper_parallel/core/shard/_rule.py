@@ -47,7 +47,6 @@ class Rule:
         localize: given the specs of the moved operands and of the results, gives the function
             that runs on local tensors in place of the operator.
         random: the operator draws random numbers.
-        part: the result is a part of operand 0's memory, and a write to it is a write there.
     """
 
     operands: tuple[Dims, ...]
@@ -61,7 +60,6 @@ class Rule:
     result_shapes: Optional[tuple[Optional[tuple[int, ...]], ...]] = None
     localize: Optional[Callable[[Sequence[TensorSpec], Sequence[TensorSpec]], LocalFunction]] = None
     random: bool = False
-    part: bool = False
 
     def result_shape(self, index: int) -> tuple[int, ...]:
         """Global shape of result ``index``."""

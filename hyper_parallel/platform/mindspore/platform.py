@@ -18,7 +18,8 @@ from mindspore import Parameter, Tensor, mint
 
 from hyper_parallel.platform import checks
 from hyper_parallel.platform.mindspore import (
-    collectives, dtensor_base, history, modules, operators, overrides, parameters, random, values)
+    collectives, dtensor_base, history, memory, modules, operators, overrides, parameters, random,
+    values)
 from hyper_parallel.platform.mindspore import groups as processes
 from hyper_parallel.platform.mindspore.groups import Group
 from hyper_parallel.platform.platform import Platform
@@ -104,6 +105,9 @@ class MindSporePlatform(Platform):
     keep_with_graph = staticmethod(history.keep_with_graph)
     apply_with_gradient = staticmethod(history.apply_with_gradient)
     value_between = staticmethod(history.value_between)
+    note_copy = staticmethod(memory.note_copy)
+    noted_copy = staticmethod(memory.noted_copy)
+    shares_too_much = staticmethod(memory.shares_too_much)
     in_backward = staticmethod(history.in_backward)
     records_gradients = staticmethod(history.records_gradients)
     mark_backward = staticmethod(history.mark_backward)

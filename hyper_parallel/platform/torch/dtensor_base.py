@@ -27,8 +27,7 @@ _native_grad = torch.Tensor.grad
 _native_data = torch.Tensor.data
 
 # What a DTensor keeps in its instance dict; a copy of the tensor must not carry it along.
-_OWN_ATTRIBUTES = ("_spec", "_views", "_views_of_leaf", "_gathered_from", "_watch",
-                   "_copied_from")
+_OWN_ATTRIBUTES = ("_spec", "_views", "_views_of_leaf", "_gathered_from", "_watch")
 
 # Whether whoever asks for ``layout`` is code of torch's own that means the memory layout.
 memory_layouts: ContextVar[bool] = ContextVar("memory_layouts", default=False)
@@ -324,16 +323,40 @@ def _size(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _stride(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    del func
+    return _pick(_global_strides(args[0]), *args[1:], **kwargs)
+
+
+def _global_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides the global tensor would have with its dims in memory as the local ones are."""
     with undressed():
-        local = func(args[0])
-    shape = args[0]._spec.shape
+        local, sizes = tensor.stride(), tensor.shape
+    shape = tensor._spec.shape
     strides, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda dim: (local[dim], -dim)):
+    # Of two dims of one stride that of a single entry is the inner one: else it had the larger.
+    for dim in sorted(range(len(shape)), key=lambda dim: (local[dim], sizes[dim] > 1, -dim)):
         if local[dim]:
             strides[dim] = step
             step *= max(shape[dim], 1)
-    return _pick(tuple(strides), *args[1:], **kwargs)
+    return tuple(strides)
+
+
+def _is_contiguous(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the global tensor would be, so that all ranks say the same.
+
+    A part of one row is contiguous the other way round as well.
+    """
+    with undressed():
+        local = func(*args, **kwargs)
+    shape = args[0]._spec.shape
+    if not local or len(args) > 1 or kwargs or 0 in shape:
+        return local
+    step = 1
+    for length, stride in zip(reversed(shape), reversed(_global_strides(args[0]))):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _pick(values: tuple, dim: Optional[int] = None) -> Any:
@@ -358,10 +381,10 @@ def _nbytes(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> int:
 _HANDLED: dict[str, Handler] = {
     "size": _size, "stride": _stride, "numel": _numel, "nelement": _numel, "dim": _ndim,
     "ndimension": _ndim, "ndim": _ndim, "nbytes": _nbytes, "detach": _detach,
-    "retain_grad": _retain_grad,
+    "retain_grad": _retain_grad, "is_contiguous": _is_contiguous,
 }
 _LOCAL_METADATA = frozenset({
-    "is_floating_point", "is_complex", "is_signed", "is_inference", "is_contiguous", "is_pinned",
+    "is_floating_point", "is_complex", "is_signed", "is_inference", "is_pinned",
     "is_shared", "is_conj", "is_neg", "element_size", "get_device", "data_ptr", "storage_offset",
     "untyped_storage", "storage", "requires_grad_", "detach_", "result_type",
     "_is_view", "_has_compatible_shallow_copy_type", "share_memory_", "dir", "setstate",

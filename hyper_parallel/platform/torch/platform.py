@@ -17,7 +17,7 @@ from hyper_parallel.platform import checks
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
     autograd_overrides, checkpoint_overrides, collectives, dtensor_base, gradients, groups,
-    masked_overrides, modules, optimizer_updates, random, translation, values)
+    masked_overrides, memory, modules, optimizer_updates, random, translation, values)
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.native_calls import watch_native
@@ -145,6 +145,9 @@ class TorchPlatform(Platform):
     get_group_ranks = staticmethod(groups.get_group_ranks)
     apply_with_gradient = staticmethod(collectives.apply_with_gradient)
     value_between = staticmethod(collectives.value_between)
+    note_copy = staticmethod(memory.note_copy)
+    noted_copy = staticmethod(memory.noted_copy)
+    shares_too_much = staticmethod(memory.shares_too_much)
 
     Module = modules.Module
     layer_kind = staticmethod(modules.layer_kind)

@@ -178,7 +178,7 @@ def _diagonal(call: Call) -> Optional[Rule]:
         return None
     rest = tuple(names for dim, names in enumerate(operand) if dim not in (first, second))
     sizes["diagonal"] = results[0].shape[-1]
-    return Rule((operand,), ((*rest, ("diagonal",)),), sizes, terms=((0,),), moves=True, part=True,
+    return Rule((operand,), ((*rest, ("diagonal",)),), sizes, terms=((0,),), moves=True,
                 whole=frozenset((f"d{first}", f"d{second}", "diagonal")))
 
 
@@ -198,7 +198,7 @@ def _windows(call: Call) -> Any:
     operand, sizes = named_dims(shape)
     sizes["window"] = results[0].shape[-1]
     return Rule((operand,), ((*operand, ("window",)),), sizes, terms=((0,),), moves=True,
-                part=True, whole=frozenset((f"d{dim}", "window")),
+                whole=frozenset((f"d{dim}", "window")),
                 result_shapes=(tuple(results[0].shape),))
 
 

@@ -75,7 +75,7 @@ def _getitem(call: Call) -> Optional[Rule]:
         return _picked_by_tensors(call)
     operand, result, shape, sizes, whole = cut
     return Rule((operand,), (result,), sizes, whole=whole, terms=((0,),), moves=True,
-                part=True, result_shapes=(shape,))
+                result_shapes=(shape,))
 
 
 def _picked_by_tensors(call: Call) -> Optional[Rule]:

@@ -239,8 +239,7 @@ def _along_whole_dims(call: Call) -> Optional[Any]:
     if call.name in ("flip", "roll"):
         return _turned(call)
     dim = positive_dim(call.argument(position, "dim", 0), len(shape))
-    options: dict[str, Any] = {"whole": frozenset((f"d{dim}",)), "terms": ((0,),), "moves": True,
-                               "part": True}
+    options: dict[str, Any] = {"whole": frozenset((f"d{dim}",)), "terms": ((0,),), "moves": True}
     rest = (*operand[:dim], *operand[dim + 1:])
     if call.name == "select":
         return Rule((operand,), (rest,), sizes, **options)
@@ -262,11 +261,7 @@ def _cut(call: Call, dim: int, lengths: Sequence[int], options: dict[str, Any]) 
 
 def _in_equal_parts(dim: int, count: int) -> Callable:
     def run(x: Any, *_: Any, **__: Any) -> Any:
-        parts = equal_parts(x, dim, count)
-        for part in parts:
-            # They are copies: writing to one must not miss the tensor unsaid.
-            part._copied_from = x._spec
-        return parts
+        return equal_parts(x, dim, count)
 
     return run
 
