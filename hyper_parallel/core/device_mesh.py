@@ -445,6 +445,6 @@ def restore_mesh(ranks: Sequence[Any], names: tuple[str, ...],
 
 
 def _check_world(ranks: np.ndarray) -> None:
-    # A stand-in for the platform has a world of its own.
-    if platform is _runtime:
+    if platform is _runtime:  # a stand-in for the platform has a world of its own
+        _runtime.require_eager()
         checks.check_world(ranks, _runtime.known_world_size())

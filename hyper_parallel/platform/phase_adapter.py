@@ -31,6 +31,13 @@ class PhaseAdapter(ABC):
     def backward_origin() -> object:
         """What :meth:`mark_backward` left in the operation whose backward runs now, or None."""
 
+    @staticmethod
+    def require_eager() -> None:
+        """Raise a RuntimeError unless operators run one by one, as DTensors need.
+
+        It is asked where meshes, DTensors and parallel modules are made.
+        """
+
     # ---- the gradients of parameters, as they are on this rank ----
 
     @staticmethod

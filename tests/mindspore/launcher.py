@@ -10,8 +10,9 @@ The file may set two integers at its top level: ``NPROC``, the number of ranks (
     def test_x(case: Case) -> None:
         run_case(case)
 
-The first case of a file starts the file's processes, which run all of its cases: a start takes
-seconds, so there is one for each file. They are a scheduler, which MindSpore needs, and the ranks
+The first case of an entry file starts its processes, which run all of its cases: a start takes
+seconds, so there is one for each entry file, which may name several worker files of one NPROC. They
+are a scheduler, which MindSpore needs, and the ranks
 (``_rank.py``), each in a session of its own. A rank in which a case fails ends there, since after
 a failed collective nothing in a process can be relied on; the others are then killed, and the
 file's later cases fail as not run. Nothing outlives the launch.
@@ -35,6 +36,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Started by its path: the frames below `python -m` have no source, which jit by trace asks for.
+RANK = Path(__file__).with_name("_rank.py")
 GRACE = 5.0  # seconds that the other ranks get to report once one rank has failed
 TAIL_LINES = 40
 ENVIRONMENT = {
@@ -55,15 +58,15 @@ SCHEDULER = "from mindspore.communication import init; init()"
 
 @dataclass(frozen=True)
 class Case:
-    """One test function of a worker file."""
+    """One test function of some worker files that run together."""
 
-    file: Path
+    files: tuple[Path, ...]
     name: str
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What became of a worker file.
+    """What became of the worker files.
 
     Attributes:
         reports: for each rank the outcome (``"passed"``, or else a traceback) of each case that
@@ -90,23 +93,25 @@ def _integer(tree: ast.Module, name: str, default: int) -> int:
     return default
 
 
-def worker_cases(entry: str, worker: str) -> list[Any]:
-    """The cases of the worker file ``worker`` beside the entry file ``entry``.
+def worker_cases(entry: str, *workers: str) -> list[Any]:
+    """The cases of the worker files beside the entry file ``entry``, which one launch runs.
 
     They are read from the source, so that collecting imports nothing. A worker file without any
-    case, or with two of one name, is a ValueError.
+    case, or two cases of one name, is a ValueError.
     """
-    file = Path(entry).resolve().parent / worker
-    names = [node.name for node in _tree(file).body
-             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"{file} must hold functions 'test_*', each name once, got {names}")
-    return [pytest.param(Case(file, name), id=name, marks=NEEDS_MINDSPORE) for name in names]
+    files = tuple(Path(entry).resolve().parent / worker for worker in workers)
+    found = [[node.name for node in _tree(file).body
+              if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+             for file in files]
+    names = sum(found, [])
+    if not all(found) or len(set(names)) < len(names):
+        raise ValueError(f"{files} must hold functions 'test_*', each name once, got {found}")
+    return [pytest.param(Case(files, name), id=name, marks=NEEDS_MINDSPORE) for name in names]
 
 
 def run_case(case: Case) -> None:
     """Fails with every rank's traceback and last output unless ``case`` passed on all ranks."""
-    launched = launch(case.file)
+    launched = launch(case.files)
     outcomes = [report.get(case.name, "not run") for report in launched.reports]
     if set(outcomes) == {"passed"}:
         return
@@ -120,10 +125,11 @@ def run_case(case: Case) -> None:
 
 
 @functools.lru_cache(maxsize=None)
-def launch(file: Path) -> Launched:
-    """Runs a worker file once."""
-    tree = _tree(file)
-    nproc, limit = _integer(tree, "NPROC", 2), _integer(tree, "TIMEOUT", 120)
+def launch(files: tuple[Path, ...]) -> Launched:
+    """Runs worker files once, one after another in the same processes."""
+    trees = [_tree(file) for file in files]
+    nproc, = {_integer(tree, "NPROC", 2) for tree in trees}
+    limit = sum(_integer(tree, "TIMEOUT", 120) for tree in trees)
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_ms_") as name:
         folder = Path(name)
         with socket.socket() as free:
@@ -137,8 +143,8 @@ def launch(file: Path) -> Launched:
                                     common | {"MS_ROLE": "MS_SCHED"}))
             for rank in range(nproc):
                 processes.append(_start(
-                    [sys.executable, "-m", "tests.mindspore._rank", str(file),
-                     str(folder / f"report{rank}.jsonl"), str(limit)], folder, f"rank{rank}",
+                    [sys.executable, str(RANK), str(folder / f"report{rank}.jsonl"), str(limit),
+                     *map(str, files)], folder, f"rank{rank}",
                     common | {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank),
                               "RANK_ID": str(rank)}))
             reason = _wait(processes[1:], limit)

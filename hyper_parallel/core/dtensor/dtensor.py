@@ -68,6 +68,7 @@ class DTensor(platform.DTensorBase):
                 this rank holds of a tensor of ``shape``.
         """
         del stride
+        platform.require_eager()
         if isinstance(local_tensor, DTensor) or not isinstance(local_tensor, platform.Tensor):
             raise TypeError("from_local takes this rank's plain tensor, but got a "
                             f"{type(local_tensor).__name__}.")
@@ -272,6 +273,7 @@ def distribute_tensor(tensor: Any, device_mesh: DeviceMesh,
         TypeError: ``tensor`` is not a tensor.
         ValueError: placements that do not fit the mesh or the tensor, or a rank outside of it.
     """
+    platform.require_eager()
     if not isinstance(tensor, platform.Tensor):
         raise TypeError(f"distribute_tensor takes a tensor, but got a {type(tensor).__name__}.")
     if isinstance(tensor, DTensor):

@@ -75,6 +75,7 @@ def parallelize_module(module: Any, device_mesh: DeviceMesh, plan: Optional[Plan
     if not isinstance(module, platform.Module):
         raise TypeError(f"parallelize_module takes a module, but got a {type(module).__name__}.")
     _check_mesh(device_mesh, src_data_rank)
+    platform.require_eager()
     modules = list(platform.named_modules(module))
     jobs = _jobs(modules, plan, device_mesh)
     _check_shared(jobs)

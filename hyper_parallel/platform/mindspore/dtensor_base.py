@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 from mindspore._c_expression import NoFallbackGuard
 
-from hyper_parallel.platform.mindspore import history, operators
+from hyper_parallel.platform.mindspore import graph_mode, history, operators
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -89,6 +89,8 @@ class MindSporeDTensorBase(Tensor):
         ones = cls._dispatch(operators.ONES_LIKE, (tensor,), _NOTHING)
         mask = cls._dispatch(operators.DROPOUT, (ones,), {"p": 1 - keep_prob})
         return tensor * mask, mask != 0
+
+    __parameter__ = graph_mode.NOT_A_PARAMETER  # asked for by the graph compiler alone
 
     # ---- metadata ----
 

@@ -7,6 +7,7 @@ from typing import Any, Iterator, Optional
 from mindspore import Parameter, Tensor, mint, nn
 
 from hyper_parallel.platform.interrupted_calls import InterruptedCalls
+from hyper_parallel.platform.mindspore import graph_mode
 from hyper_parallel.platform.module_adapter import AfterForward, BeforeForward
 
 Module = nn.Cell
@@ -62,6 +63,7 @@ def named_parameters(module: nn.Cell) -> Iterator[tuple[str, Parameter]]:
 
 def replace_parameter(module: nn.Cell, name: str, value: Tensor) -> Parameter:
     """Put ``value`` in the place of a parameter; its name in checkpoints stays."""
+    graph_mode.forget_graphs()
     name = next((own for own, known in _WEIGHT_NAMES.items()
                  if known == name and own in module._params), name)
     if not isinstance(value, Parameter):
@@ -84,6 +86,7 @@ def replace_buffer(module: nn.Cell, name: str, value: Tensor) -> None:
 def wrap_forward(module: nn.Cell, before: Optional[BeforeForward],
                  after: Optional[AfterForward]) -> None:
     """Put the two closest to ``construct``, in a subclass that the cell becomes one of."""
+    graph_mode.forget_graphs()
     first, last = getattr(module, "_boundary", ((), ()))
     if not isinstance(module, _Boundary):
         object.__setattr__(module, "__class__", _with_boundary(type(module)))
@@ -102,6 +105,8 @@ class _Boundary(nn.Cell):
     """Mixin of a cell's class: its ``construct`` between functions."""
 
     _boundary: tuple[tuple[BeforeForward, ...], tuple[AfterForward, ...]]
+
+    __parameter__ = graph_mode.NOT_A_PARAMETER  # asked for by the graph compiler alone
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
         """The cell's own ``construct``, with what comes before and after."""

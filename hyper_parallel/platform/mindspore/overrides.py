@@ -17,7 +17,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.common.api import _pynative_executor
 from mindspore.experimental import optim
 
-from hyper_parallel.platform.mindspore import history, operators
+from hyper_parallel.platform.mindspore import graph_mode, history, operators
 from hyper_parallel.platform.mindspore.dtensor_base import (
     MindSporeDTensorBase, Undressed, first_dtensor, undress)
 
@@ -69,7 +69,7 @@ def _undressed(value: Any) -> Any:
 def _step(call: Callable) -> Callable:
     """The call of an optimizer on local tensors."""
     def step(optimizer: nn.Cell, *gradients: Any, **options: Any) -> Any:
-        with Undressed():
+        with Undressed(), graph_mode.Permitted():
             return call(optimizer, *map(_undressed, gradients), **options)
 
     return step

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from hyper_parallel.platform.mindspore import history
+from hyper_parallel.platform.mindspore import graph_mode, history
 from hyper_parallel.platform.mindspore.dtensor_base import MindSporeDTensorBase, Undressed
 
 _native_combined_class = Parameter._get_combined_class
@@ -28,6 +28,8 @@ class _DTensorParameter:
     requires_grad: bool
     layerwise_parallel: bool
     copy_: Callable[[Any], Any]
+
+    __parameter__ = graph_mode.PARAMETER  # asked for by the graph compiler alone
 
     def __copy__(self) -> Parameter:
         """A plain parameter of this rank's part, as MindSpore's ``clone`` wants it."""

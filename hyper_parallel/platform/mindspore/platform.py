@@ -18,8 +18,8 @@ from mindspore import Parameter, Tensor, mint
 
 from hyper_parallel.platform import checks
 from hyper_parallel.platform.mindspore import (
-    collectives, dtensor_base, history, memory, modules, operators, overrides, parameters, random,
-    values)
+    collectives, dtensor_base, graph_mode, history, memory, modules, operators, overrides,
+    parameters, random, values)
 from hyper_parallel.platform.mindspore import groups as processes
 from hyper_parallel.platform.mindspore.groups import Group
 from hyper_parallel.platform.platform import Platform
@@ -112,6 +112,7 @@ class MindSporePlatform(Platform):
     records_gradients = staticmethod(history.records_gradients)
     mark_backward = staticmethod(history.mark_backward)
     backward_origin = staticmethod(history.backward_origin)
+    require_eager = staticmethod(graph_mode.require_eager)
 
     initial_seed = staticmethod(random.initial_seed)
     draw_seed = staticmethod(random.draw_seed)
@@ -372,3 +373,4 @@ class MindSporePlatform(Platform):
 
 parameters.install()
 overrides.install()
+graph_mode.install()
