@@ -2,9 +2,11 @@
 
 A worker file ``_test_x.py`` holds plain functions ``def test_*() -> None``. Every rank calls
 them, one after another, in the order in which they stand, with the default group initialised.
-The file may set two integers at its top level: ``NPROC``, the number of ranks (default 2), and
+The file may set integers at its top level: ``NPROC``, the number of ranks (default 2),
 ``TIMEOUT``, the seconds that the whole file may take from the start of its processes (default
-120). The entry file beside it that pytest collects is three lines:
+120), and ``WAIT``, the seconds that a rank waits for others in a collective (default 60); and
+``BROKEN`` to True if its cases leave the communication broken. The entry file beside it that pytest
+collects is three lines:
 
     @pytest.mark.parametrize("case", worker_cases(__file__, "_test_x.py"))
     def test_x(case: Case) -> None:
@@ -47,7 +49,6 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     # Seconds that MindSpore waits for a rank before it gives up; a busy machine needs more than
     # the default.
-    "MS_NODE_TIMEOUT": "120",
     "MS_TOPO_TIMEOUT": "120",
 }
 NEEDS_MINDSPORE = pytest.mark.skipif(
@@ -137,16 +138,18 @@ def launch(files: tuple[Path, ...]) -> Launched:
             port = free.getsockname()[1]
         common = os.environ | ENVIRONMENT | {
             "MS_WORKER_NUM": str(nproc), "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(port)}
+        wait = str(max(_integer(tree, "WAIT", 60) for tree in trees))
         processes: list[subprocess.Popen] = []
         try:
             processes.append(_start([sys.executable, "-c", SCHEDULER], folder, "scheduler",
-                                    common | {"MS_ROLE": "MS_SCHED"}))
+                                    common | {"MS_ROLE": "MS_SCHED", "MS_NODE_TIMEOUT": "120"}))
             for rank in range(nproc):
                 processes.append(_start(
                     [sys.executable, str(RANK), str(folder / f"report{rank}.jsonl"), str(limit),
                      *map(str, files)], folder, f"rank{rank}",
                     common | {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank),
-                              "RANK_ID": str(rank)}))
+                              "RANK_ID": str(rank), "MS_NODE_TIMEOUT": wait,
+                              "MS_CPU_COMM_OP_TIMEOUT": wait}))
             reason = _wait(processes[1:], limit)
         finally:
             for process in processes:

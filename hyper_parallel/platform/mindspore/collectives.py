@@ -7,7 +7,7 @@ a device cannot do is known beforehand.
 """
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import mindspore
 import numpy as np
@@ -44,6 +44,17 @@ def check_reduction(op: str, dtype: Any) -> None:
     checks.check_reduction(op, dtype, dtype in _COMPLEX, dtype in _FLOATING)
 
 
+def _sent(function: Callable, *args: Any, group: Group) -> None:
+    """Call one of MindSpore's collectives; its error says little."""
+    try:
+        function(*args, group=str(group))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"a collective of the ranks {checks.shown(group.ranks)} ended without a result: each of "
+            f"them has to take part in it, in the same order and with equal shapes, within the "
+            f"time that MindSpore waits (init_process_group(timeout=...) sets it). Start the "
+            f"program anew: what is sent after this cannot be relied on. It said: {error}"
+        ) from error
 
 
 def comparable(tensor: Tensor) -> Tensor:
@@ -72,7 +83,7 @@ def all_gather(data: Tensor, group: Group) -> list[Tensor]:
         return [Tensor(piece.asnumpy().view(array.dtype).reshape(shape))
                 for piece in all_gather(sent, group)]
     pieces = [mint.empty(shape or (1,), dtype=data.dtype) for _ in range(size)]
-    dist.all_gather(pieces, copied(data.reshape(shape or (1,))), group=str(group))
+    _sent(dist.all_gather, pieces, copied(data.reshape(shape or (1,))), group=group)
     return pieces if shape else [piece.reshape(()) for piece in pieces]
 
 
@@ -95,7 +106,7 @@ def all_reduce(data: Tensor, op: str, group: Group) -> Tensor:
             total = total / group.size()
         return Tensor(total.astype(arrays[0].dtype))
     result = copied(data)
-    dist.all_reduce(result, _NATIVE[op], group=str(group))
+    _sent(dist.all_reduce, result, _NATIVE[op], group=group)
     return (result / group.size()).astype(data.dtype) if op == "avg" else result
 
 
@@ -110,7 +121,7 @@ def reduce_scatter(data: Tensor, dim: int, op: str, group: Group) -> Tensor:
     shape = list(data._shape)
     shape[dim] = length
     piece = mint.empty(tuple(shape), dtype=data.dtype)
-    dist.reduce_scatter_tensor(piece, stacked.contiguous(), _NATIVE[op], group=str(group))
+    _sent(dist.reduce_scatter_tensor, piece, stacked.contiguous(), _NATIVE[op], group=group)
     return piece
 
 
@@ -122,7 +133,7 @@ def all_to_all(data: Tensor, group: Group) -> Tensor:
         return mint.cat(tuple(mint.narrow(each, 0, start, length)
                               for each in all_gather(data, group)), 0)
     output = mint.empty(tuple(data._shape), dtype=data.dtype)
-    dist.all_to_all_single(output, data.contiguous(), group=str(group))
+    _sent(dist.all_to_all_single, output, data.contiguous(), group=group)
     return output
 
 
@@ -135,8 +146,8 @@ def exchange(data: Tensor, input_splits: Sequence[int], output_splits: Sequence[
     """
     if not ON_CPU:
         output = mint.empty((sum(output_splits), *data._shape[1:]), dtype=data.dtype)
-        dist.all_to_all_single(output, data.contiguous(), list(output_splits),
-                               list(input_splits), group=str(group))
+        _sent(dist.all_to_all_single, output, data.contiguous(), list(output_splits),
+              list(input_splits), group=group)
         return output
     own = group.rank()
     sent = Tensor(np.array(input_splits, np.int64))
@@ -161,7 +172,7 @@ def broadcast(tensor: Tensor, source: int, group: Group) -> None:
         return
     # What is sent is overwritten, and that does not work through a view.
     sent = copied(tensor if tensor._shape else tensor.reshape((1,)))
-    dist.broadcast(sent, group.ranks[source], group=str(group))
+    _sent(dist.broadcast, sent, group.ranks[source], group=group)
     tensor.copy_(sent if tensor._shape else sent.reshape(()))
 
 

@@ -10,6 +10,7 @@ A process that no launcher started is a world of its own, which MindSpore never 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 from datetime import timedelta
@@ -21,6 +22,10 @@ from mindspore.communication import GlobalComm
 from mindspore.mint import distributed as dist
 
 from hyper_parallel.platform import checks
+
+
+# The seconds that MindSpore waits for ranks to start, for a group's members, for a collective's.
+_TIMEOUTS = ("MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_CPU_COMM_OP_TIMEOUT")
 
 
 class Group(str):
@@ -122,12 +127,19 @@ def init_process_group(backend: Optional[str] = None, device: Any = None,
                        timeout: Optional[timedelta] = None) -> None:
     """Make the default group; see ``Platform.init_process_group``.
 
-    The timeout is that of MindSpore's own environment variables: it takes none here. In the
-    scheduler that msrun starts beside the ranks this does not return.
+    MindSpore takes the timeout from environment variables, in whole seconds, which are set here and
+    stay set: of all ranks' start (by default 30 minutes), of a group's making (200 s) and, on the
+    CPU, of a collective (30 s). In the scheduler that msrun starts beside the ranks this does not
+    return.
     """
     checks.refuse_second_default(is_initialized())
     if timeout is not None:
-        raise ValueError("MindSpore takes no timeout for its default group; leave it out")
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout must be a timedelta, got a {type(timeout).__name__}")
+        seconds = math.ceil(timeout.total_seconds())
+        if seconds < 1:
+            raise ValueError(f"timeout must be longer than 0 s, got {timeout}")
+        os.environ.update(dict.fromkeys(_TIMEOUTS, str(seconds)))
     if device is not None:
         mindspore.set_device(str(device))
     if os.environ.get("MS_ROLE") == "MS_SCHED":
@@ -209,7 +221,7 @@ def create_group(rank_list: Sequence[int]) -> Group:
             raise RuntimeError(
                 f"rank {life.own} could not make the group {checks.shown(ranks)}: every member of "
                 f"a group must call get_group (or create_group) for it, within the time that "
-                f"MindSpore waits. Start the program anew: after this failure MindSpore's "
+                f"MindSpore waits (init_process_group(timeout=...) sets it). Start the program anew: after this failure MindSpore's "
                 f"communication cannot be relied on. It said: {error}") from error
         life.groups[ranks] = group
     return group

@@ -28,6 +28,26 @@ for name in abstract:
             inspect.signature(getattr(Platform, name)).parameters), name
 """
 
+TIMEOUT = """
+import os
+from datetime import timedelta
+from hyper_parallel import get_platform
+from hyper_parallel.platform.mindspore import groups
+for wrong, error in ((3, TypeError), (timedelta(0), ValueError)):
+    try:
+        get_platform().init_process_group(timeout=wrong)
+    except error as caught:
+        assert "timeout must be" in str(caught), caught
+    else:
+        raise AssertionError(wrong)
+os.environ.update(MS_ROLE="MS_WORKER", MS_WORKER_NUM="2", RANK_ID="0")
+seen = []
+groups.communication.init = lambda backend: seen.append(dict(os.environ))
+get_platform().init_process_group(timeout=timedelta(seconds=7.5))
+for kind in ("TOPO", "NODE", "CPU_COMM_OP"):
+    assert seen[0][f"MS_{kind}_TIMEOUT"] == "8", kind
+"""
+
 ALONE = """
 import mindspore, numpy as np, pickle, copy
 from mindspore import Tensor, Parameter, mint
@@ -75,8 +95,11 @@ def run(program: str, **environment: str) -> str:
 
 
 def test_surface() -> None:
-    """Every method of the platform, as staticmethods of the class body, but the one it lacks."""
-    run(SURFACE, HYPER_PARALLEL_PLATFORM="mindspore")
+    """Every method of the platform, as staticmethods of the class body, but the one it lacks.
+
+    And the timeout that is given to MindSpore.
+    """
+    run(SURFACE + TIMEOUT, HYPER_PARALLEL_PLATFORM="mindspore")
 
 
 def test_a_world_of_one_process() -> None:
