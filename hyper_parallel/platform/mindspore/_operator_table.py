@@ -79,6 +79,12 @@ ARGUMENTS = (
     ("Triu", "triu", "input | diagonal"),
     ("ZerosLike ZerosLikeExt", "zeros_like", "input | dtype"),
     ("OnesLike OnesLikeExt", "ones_like", "input | dtype"),
+    ("FullLike", "full_like", "input fill_value | dtype _"),
+    ("RandLikeExt", "rand_like", "input | _ _ dtype _"),
+    ("RandnLike", "randn_like", "input | _ _ dtype _"),
+    ("RandIntLike", "randint_like", "input low high | _ _ dtype _"),
+    ("BernoulliExt", "bernoulli", "input | _ _"),
+    ("Bernoulli", "bernoulli", "input p"),
     ("Elu EluExt", "elu", "input alpha"),
     ("LeakyReLUExt", "leaky_relu", "input negative_slope"),
     ("OneHotExt", "one_hot", "input num_classes"),
@@ -112,3 +118,11 @@ RENAMED = dict(pair.split(":") for pair in """
 
 # What is asked of the local tensor itself.
 IGNORED = frozenset({"typeof"})
+
+# They draw from generators of MindSpore that cannot be brought to agree between ranks.
+DRAWING = frozenset("""
+    RandomShuffle Dropout2D Dropout3D Multinomial MultinomialExt MultinomialWithReplacement
+    InplaceUniform InplaceNormal InplaceRandom InplaceBernoulliScalar InplaceBernoulliTensor
+    InplaceExponential NormalTensorFloat NormalFloatTensor NormalTensorTensor UniformExt
+    StandardNormal StandardLaplace Gamma Poisson RandomPoisson RandomCategorical RReLU
+""".split())

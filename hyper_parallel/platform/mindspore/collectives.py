@@ -50,8 +50,8 @@ def _sent(function: Callable, *args: Any, group: Group) -> None:
         function(*args, group=str(group))
     except RuntimeError as error:
         raise RuntimeError(
-            f"a collective of the ranks {checks.shown(group.ranks)} ended without a result: each of "
-            f"them has to take part in it, in the same order and with equal shapes, within the "
+            f"a collective of the ranks {checks.shown(group.ranks)} ended without a result: each "
+            f"of them has to take part in it, in the same order and with equal shapes, within the "
             f"time that MindSpore waits (init_process_group(timeout=...) sets it). Start the "
             f"program anew: what is sent after this cannot be relied on. It said: {error}"
         ) from error

@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence
 import mindspore
 from mindspore import Tensor, mint, ops
 
-from hyper_parallel.platform.mindspore import history
+from hyper_parallel.platform.mindspore import history, random
 
 def all_dims(input: Tensor, dim: Any) -> Any:
     """``dim``, or all of them for None."""
@@ -272,6 +272,32 @@ def zeros_like(input: Tensor, dtype: Any = None) -> Tensor:
 def ones_like(input: Tensor, dtype: Any = None) -> Tensor:
     """Ones of the same shape."""
     return ops.ones_like(input, dtype=dtype)
+
+
+def full_like(input: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
+    """One number everywhere, of the same shape."""
+    return ops.full_like(input, fill_value, dtype=dtype)
+
+
+def rand_like(input: Tensor, dtype: Any = None) -> Tensor:
+    """Numbers of [0, 1), of the same shape."""
+    return random.uniform(input.shape, dtype or input.dtype)
+
+
+def randn_like(input: Tensor, dtype: Any = None) -> Tensor:
+    """Normal numbers of the same shape."""
+    return random.normal(input.shape, dtype or input.dtype)
+
+
+def randint_like(input: Tensor, low: int, high: int, dtype: Any = None) -> Tensor:
+    """Whole numbers from ``low`` on and below ``high``, of the same shape."""
+    return random.integers(input.shape, low, high, dtype or input.dtype)
+
+
+def bernoulli(input: Tensor, p: Any = None) -> Tensor:
+    """1 with the probability that stands in ``input``, or with ``p``, else 0."""
+    chance = input if p is None else p
+    return (random.uniform(input.shape, mindspore.float64) < chance).astype(input.dtype)
 
 
 def div(input: Any, other: Any, rounding_mode: Optional[str] = None) -> Tensor:

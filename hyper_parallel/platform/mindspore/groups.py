@@ -221,8 +221,9 @@ def create_group(rank_list: Sequence[int]) -> Group:
             raise RuntimeError(
                 f"rank {life.own} could not make the group {checks.shown(ranks)}: every member of "
                 f"a group must call get_group (or create_group) for it, within the time that "
-                f"MindSpore waits (init_process_group(timeout=...) sets it). Start the program anew: after this failure MindSpore's "
-                f"communication cannot be relied on. It said: {error}") from error
+                f"MindSpore waits (init_process_group(timeout=...) sets it). Start the program "
+                f"anew: after this failure MindSpore's communication cannot be relied on. It "
+                f"said: {error}") from error
         life.groups[ranks] = group
     return group
 

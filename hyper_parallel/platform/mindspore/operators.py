@@ -16,7 +16,8 @@ from mindspore import bool_
 from mindspore._c_expression.typing import type_id_to_type
 
 from hyper_parallel.platform.mindspore import functions, layer_functions
-from hyper_parallel.platform.mindspore._operator_table import ARGUMENTS, IGNORED, RENAMED
+from hyper_parallel.platform.mindspore._operator_table import (
+    ARGUMENTS, DRAWING, IGNORED, RENAMED)
 
 _NOTHING: Mapping[str, Any] = {}
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "keep_dims": "keepdim"}
@@ -94,6 +95,12 @@ for _names, _name, _parameters in ARGUMENTS:
         _forms[_msname] = _Form(_operator(_name, _own_function(_name)), tuple(_order), _count,
                                 _defaults, "*" in _positional)
 
+
+def operator_of(name: str) -> Operator:
+    """The operator of a name of the library's."""
+    return _operators[name]
+
+
 MATMUL = _operators["matmul"]
 LINEAR = _operators["linear"]
 EMBEDDING = _operators["embedding"]
@@ -135,6 +142,8 @@ def normalised(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     form = _forms.get(name)
     if form is not None:
         return _bound(name, form, args, kwargs)
+    if name in DRAWING:
+        refuse_drawing(name)
     simple = RENAMED.get(name)
     # A method's object takes other arguments than a function's.
     key = (name, type(func)) if packed is None else (
@@ -144,6 +153,14 @@ def normalised(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         run = func if packed is None else _unpacked(func, packed, name)
         found = _foreign[key] = Operator(simple or name, run, name in IGNORED)
     return found, tuple(args), kwargs
+
+
+def refuse_drawing(name: str) -> None:
+    """Raise for a function whose random numbers would differ where ranks hold the same."""
+    raise NotImplementedError(
+        f"{name} of a DTensor would draw other numbers on each rank, also where they hold the "
+        f"same; use dropout, rand_like, randn_like, randint_like or bernoulli, which agree, or "
+        f"spread what you drew: distribute_tensor({name}(...), mesh, placements)")
 
 
 def _unpacked(func: Any, primitive: Any, name: str) -> Callable:
@@ -203,7 +220,7 @@ def _with_named_reduction(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_dtype(given: dict[str, Any]) -> dict[str, Any]:
     """Some are given the number of a dtype."""
-    if isinstance(given["dtype"], int):
+    if isinstance(given.get("dtype"), int):
         given["dtype"] = type_id_to_type(given["dtype"])
     return given
 
@@ -213,7 +230,8 @@ _ADAPTED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
                      "ReduceAny", "ReduceAll"), _without_empty_dim),
     **dict.fromkeys(("MSELossExt", "L1LossExt"), _with_named_reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _with_one_dim),
-    **dict.fromkeys(("Cast", "ToDtype"), _with_dtype),
+    **dict.fromkeys(("Cast", "ToDtype", "FullLike", "RandLikeExt", "RandnLike", "RandIntLike"),
+                    _with_dtype),
 }
 
 _Normalised = Optional[tuple[Operator, tuple, Mapping[str, Any]]]

@@ -55,6 +55,11 @@ class _DTensorParameter:
         result._spec = self._spec
         return result
 
+    def init_data(self, layout: Any = None, set_sliced: bool = False) -> "_DTensorParameter":
+        """The parameter itself, which holds its values from the start."""
+        del layout, set_sliced
+        return self
+
     def copy(self) -> "_DTensorParameter":
         """A parameter with the same values."""
         return self.clone()

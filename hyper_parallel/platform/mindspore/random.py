@@ -77,3 +77,18 @@ def keep_mask(shape: Sequence[int], p: float, dtype: Any) -> Tensor:
     kept = _state.generator.random(tuple(shape), dtype=np.float32) >= p
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
     return Tensor((kept * np.float32(scale)).astype(np.float32)).astype(dtype)
+
+
+def uniform(shape: Sequence[int], dtype: Any) -> Tensor:
+    """Numbers of [0, 1), drawn as double."""
+    return Tensor(_state.generator.random(tuple(shape))).astype(dtype)
+
+
+def normal(shape: Sequence[int], dtype: Any) -> Tensor:
+    """Numbers of the standard normal distribution, drawn as double."""
+    return Tensor(_state.generator.standard_normal(tuple(shape))).astype(dtype)
+
+
+def integers(shape: Sequence[int], low: int, high: int, dtype: Any) -> Tensor:
+    """Whole numbers from ``low`` on and below ``high``."""
+    return Tensor(_state.generator.integers(low, high, tuple(shape))).astype(dtype)

@@ -279,6 +279,48 @@ def test_dropout_draws_alike_where_ranks_hold_the_same() -> None:
         assert 0.35 < (sharded > 0).mean() < 0.65
 
 
+def test_random_tensors_draw_alike_where_ranks_hold_the_same() -> None:
+    """As dropout does; what cannot be made to agree is refused."""
+    ms.set_seed(20 + MESH.rank)
+    halves = np.full((8, 64), 0.5, np.float32)
+    for call, low, high in (
+            (ops.rand_like, 0, 1), (mint.rand_like, 0, 1), (ops.randn_like, -7, 7),
+            (mint.randn_like, -7, 7), (lambda t: ops.randint_like(t, 2, 5, dtype=ms.int32), 2, 4),
+            (mint.bernoulli, 0, 1), (lambda t: ops.bernoulli(t, 0.5), 0, 1)):
+        replicated = call(spread(halves, Replicate()))
+        both = DTensor.from_local(replicated.to_local(), MESH, [Shard(0)]).full_tensor().asnumpy()
+        sharded = call(spread(halves, Shard(0))).full_tensor().asnumpy()
+        assert np.array_equal(both[:8], both[8:]) and not np.array_equal(sharded[:4], sharded[4:])
+        for drawn in (both, sharded):
+            assert low <= drawn.min() < drawn.max() <= high and abs(
+                drawn.mean() - (low + high) / 2) < 0.2, (low, high, drawn.mean())
+    for call in (ops.shuffle, ops.rrelu, ops.gumbel_softmax, lambda t: t.clone().uniform_(),
+                 lambda t: t.clone().normal_(), lambda t: ops.multinomial(t, 2),
+                 lambda t: ops.dropout2d(t.reshape((2, 4, 8, 8)))):
+        with pytest.raises(NotImplementedError, match="would draw other numbers on each rank"):
+            call(spread(halves, Replicate()))
+    assert type(ops.rand_like(Tensor(halves))) is Tensor  # of which MindSpore's own is called
+
+
+def test_operators_that_gather() -> None:
+    """Where MindSpore cannot tell a shape without running; triangles of a batch do not."""
+    images = np.arange(4 * 2 * 36, dtype=np.float32).reshape(4, 2, 6, 6) % 7
+    kernel = Tensor(np.arange(2 * 2 * 9, dtype=np.float32).reshape(2, 2, 3, 3) % 5)
+    gather = {"differentiable_all_gather_concat": 1}
+    warnings.simplefilter("ignore")
+    for call, sent in ((ops.tril, {}), (lambda t: mint.triu(t, 1), {}),
+                       (lambda t: ops.pad(t, (1, 2)), gather),
+                       (lambda t: ops.conv2d(t, kernel), gather),
+                       (lambda t: ops.max_pool2d(t, 2), gather),
+                       (lambda t: ops.avg_pool2d(t, 2, 2), gather),
+                       (lambda t: ops.flip(t, (0,)), gather)):
+        x = spread(images, Shard(0))
+        with CommDebugMode() as mode:
+            result = call(x)
+        assert mode.get_comm_counts() == sent
+        assert close(whole(result), call(Tensor(images)).asnumpy())
+
+
 def test_an_operator_without_a_rule() -> None:
     """It warns once, runs on gathered operands, and takes a rule by its MindSpore name."""
     x = spread(VALUES["x"], Shard(0))

@@ -1,10 +1,11 @@
-"""Meshes, groups and redistribution on MindSpore, four ranks."""
+"""Meshes, groups, redistribution and styles on MindSpore, four ranks."""
 import pytest
 
 from tests.mindspore.launcher import Case, run_case, worker_cases
 
 
-@pytest.mark.parametrize("case", worker_cases(__file__, "_test_redistribution.py"))
+@pytest.mark.parametrize("case", worker_cases(
+    __file__, "_test_redistribution.py", "../tensor_parallel/_test_styles.py"))
 def test_redistribution(case: Case) -> None:
-    """Each case of the worker file."""
+    """Each case of the worker files."""
     run_case(case)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mindspore
 import numpy as np
+import pytest
 from mindspore import Tensor, mint, nn, ops
 
 from hyper_parallel import (
@@ -116,6 +117,19 @@ def test_training_is_that_of_the_dense_model() -> None:
         print(name)
         compare_training(fill(ReferenceMLP(HIDDEN, INTERMEDIATE)), make_model(), make)
         compare_training(fill(DenseMLP()), make_model(DenseMLP), make)
+
+
+def test_optimizers_of_whole_tensors_are_refused() -> None:
+    """A norm of this rank's part is not that of the parameter."""
+    model, x = make_model(), make_input()
+    gradients = mindspore.grad(lambda t: (model(t) ** 2).mean(), None, model.trainable_params())(x)
+    for make in (lambda parameters: nn.Lamb(parameters, 0.1), nn.AdaFactor,
+                 lambda parameters: nn.LARS(nn.SGD(parameters, 0.1))):
+        optimizer = make(model.trainable_params())
+        before = full(model.fc1.weight)
+        with pytest.raises(NotImplementedError, match="takes norms or means of whole parameters"):
+            optimizer(gradients)
+        assert np.array_equal(full(model.fc1.weight), before)
 
 
 def test_parameters_stay_parameters() -> None:
