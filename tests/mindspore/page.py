@@ -32,7 +32,8 @@ FEATURES = (
     Feature("meshes, groups of members alone, any rank order", "test_device_mesh[|test_groups[",
             "test_redistribution[test_groups_of_a_mesh"
             "|test_redistribution[test_the_order_of_the_ranks|test_collectives[test_groups"),
-    Feature("collectives with gradients, 12 dtypes", "test_platform.test_collectives[|test_platform.test_gradients[",
+    Feature("collectives with gradients, 12 dtypes",
+            "test_platform.test_collectives[|test_platform.test_gradients[",
             "test_collectives[test_every|test_collectives[test_shapes|test_collectives[test_inputs"
             "|test_collectives[test_gradients|test_collectives[test_second"),
     Feature("a rank that never comes: an error in bounded time", "test_missing_member[",
@@ -60,7 +61,7 @@ FEATURES = (
             "test_mlp[test_training|test_mlp[test_parameters"),
     Feature("optimizers that take norms of parameters", "",
             "test_mlp[test_optimizers_of_whole_tensors_are_refused",
-            "refused: `Lamb`, `LARS`, `AdaFactor`", "torch has none"),
+            "refused: `Lamb`, `LARS`, `AdaFactor`", "not tested"),
     Feature("`parallelize_module`", "test_parallelize[",
             "test_mlp[test_a_plan|test_mlp[test_training|test_redistribution[test_styles"),
     Feature("embeddings, by words and by features", "test_parallelize[test_embedding",
