@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from mindspore import Parameter, Tensor, mint
 from mindspore.common._grad_function import _Function
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 _records = _pynative_executor.requires_grad
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Sequence
 
 import mindspore
 from mindspore import Tensor, nn, ops
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 from mindspore.experimental import optim
 from mindspore.train import serialization
 

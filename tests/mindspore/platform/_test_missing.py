@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mindspore import Tensor
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from hyper_parallel import get_platform
 
