@@ -90,7 +90,7 @@ class LocalPlan(Plan):
 
     def __init__(self, moves: Sequence[OperandMove], results: Sequence[Optional[TensorSpec]],
                  local: Optional[Callable] = None, plain_paths: Sequence[tuple] = (),
-                 take_off: bool = False, random: Optional[Layout] = None,
+                 take_off: bool = False, *, random: Optional[Layout] = None,
                  views: bool = False) -> None:
         super().__init__()
         self.local = local

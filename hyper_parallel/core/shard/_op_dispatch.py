@@ -44,12 +44,13 @@ class Operator:
 
     __slots__ = ("name", "plans", "number_blind", "by_dtype", "in_place", "hits", "misses")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, func: Callable) -> None:
+        known = not _registry.is_function(func)
         self.name = name
         self.plans: dict[tuple, Plan] = {}
-        self.number_blind = _registry.is_number_blind(name)
-        self.by_dtype = _registry.is_by_dtype(name)
-        self.in_place = is_in_place(name)
+        self.number_blind = known and _registry.is_number_blind(name)
+        self.by_dtype = known and _registry.is_by_dtype(name)
+        self.in_place = is_in_place(name, func)
         self.hits = 0
         self.misses = 0
 
@@ -117,7 +118,7 @@ class OpDispatcher:
         self._operators.clear()
 
     def _add(self, op_call: Callable) -> Operator:
-        operator = Operator(platform.operator_name(op_call))
+        operator = Operator(platform.operator_name(op_call), op_call)
         self._operators[op_call] = operator
         return operator
 

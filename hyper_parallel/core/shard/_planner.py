@@ -39,9 +39,9 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
     if kwargs.get("out") is not None:
         return _IntoOut()
     call, mesh, plain_paths = _describe(name, func, args, kwargs)
-    in_place = is_in_place(name) or bool(kwargs.get("inplace"))
-    maker = _registry.find_maker(name) or (
-        _registry.find_maker(name[:-1]) if is_in_place(name) else None)
+    in_place = is_in_place(name, func) or bool(kwargs.get("inplace"))
+    maker = _registry.find_maker(name, func) or (
+        _registry.find_maker(name[:-1], func) if is_in_place(name, func) else None)
     rule = maker(call) if maker is not None else None
     if isinstance(rule, Decomposition):
         return FunctionPlan(rule.function)
@@ -81,7 +81,8 @@ def _local_plan(call: Call, rule: Rule, solution: Solution, plain_paths: Sequenc
                  for layout, spec in zip(solution.operands, call.specs)]
         local = rule.localize(moved, solution.results)
     random = solution.results[0].layout if rule.random else None
-    plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random, rule.moves)
+    plan = LocalPlan(moves, solution.results, local, plain_paths, take_off, random=random,
+                     views=rule.moves)
     first = call.specs[0]
     if call.name in COPY_UNLESS_CONTIGUOUS and any(
             one == 1 < length for one, length in zip(first.local_shape, first.shape)):
@@ -136,15 +137,16 @@ def _without_rule(call: Call, mesh: DeviceMesh, plain_paths: Sequence[tuple], in
     body = platform.decomposed(call.func)
     if body is not None and not expected:
         return FunctionPlan(body)
-    unforeseen = not expected and not _registry.is_whole_by_nature(call.name)
+    function = _registry.is_function(call.func)
+    unforeseen = not expected and (function or not _registry.is_whole_by_nature(call.name))
     if unforeseen:
         _warn_once(call.name)
     if in_place:
         return InPlaceDetour()
     whole = _replicated(mesh)
     moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
-    return ReplicatedPlan(moves, whole, plain_paths, _registry.is_random_by_nature(call.name),
-                          call.name if unforeseen else None)
+    random = not function and _registry.is_random_by_nature(call.name)
+    return ReplicatedPlan(moves, whole, plain_paths, random, call.name if unforeseen else None)
 
 
 _warned: set[str] = set()
@@ -159,9 +161,9 @@ def _warn_once(name: str) -> None:
             stacklevel=users_stack_level())
 
 
-def is_in_place(name: str) -> bool:
+def is_in_place(name: str, func: Callable) -> bool:
     """Whether an operator writes to its first argument, by its name."""
-    return name.endswith("_") and not name.endswith("__")
+    return name.endswith("_") and not name.endswith("__") and not _registry.is_function(func)
 
 
 class _IntoOut(Plan):

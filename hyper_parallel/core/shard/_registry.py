@@ -13,6 +13,10 @@ from hyper_parallel.platform import get_platform
 RuleMaker = Callable[[Call], Union[Rule, Decomposition, None]]
 
 _makers: dict[str, RuleMaker] = {}
+# Rules of autograd Functions, by their class: a name may be that of an operator or another class.
+_of_functions: dict[type, RuleMaker] = {}
+# Names that a user wrote out, which autograd Functions go by as well.
+_named_by_user: set[str] = set()
 # Operators whose rule is the same whatever numbers are passed, so that a learning rate that
 # changes every step does not miss the cache.
 _number_blind: set[str] = set()
@@ -105,16 +109,23 @@ def register_rule(operator: Union[str, Callable], rule: Union[str, RuleMaker, No
         TypeError: a rule of another type.
         ValueError: a notation that cannot be read, when the operator is called.
     """
-    name = operator if isinstance(operator, str) else get_platform().operator_name(operator)
-    if rule is None:
-        _makers.pop(name, None)
-    elif isinstance(rule, str):
-        add_rule((name,), _notation_maker(rule, None, options))
-    elif callable(rule):
-        add_rule((name,), rule)
-    else:
+    maker = _notation_maker(rule, None, options) if isinstance(rule, str) else rule
+    if maker is not None and not callable(maker):
         raise TypeError("a rule is a notation such as '... d -> ... d', a function from a Call to "
                         f"a Rule, or None, but got {rule!r}.")
+    name = operator if isinstance(operator, str) else get_platform().operator_name(operator)
+    table: dict[Any, RuleMaker] = _makers
+    key: Any = name
+    if isinstance(operator, str):
+        _named_by_user.add(name)
+        for function in [each for each in _of_functions if each.__name__ == name]:
+            del _of_functions[function]
+    elif is_function(operator):
+        table, key = _of_functions, operator.__self__
+    if maker is None:
+        table.pop(key, None)
+    else:
+        table[key] = maker
     for listener in _listeners:
         listener()
 
@@ -134,9 +145,17 @@ def draws_random_numbers(names: str) -> None:
     _random_by_nature.update(names.split())
 
 
-def find_maker(name: str) -> Optional[RuleMaker]:
-    """The rule maker of an operator, or None."""
-    return _makers.get(name)
+def is_function(func: Callable) -> bool:
+    """Whether ``func`` is the ``apply`` of a user's autograd Function, whose name tells nothing."""
+    return get_platform().without_override(func)
+
+
+def find_maker(name: str, func: Optional[Callable] = None) -> Optional[RuleMaker]:
+    """The rule maker of an operator, or None; ``func`` is what is called."""
+    if func is None or not is_function(func):
+        return _makers.get(name)
+    return _of_functions.get(func.__self__) or (
+        _makers.get(name) if name in _named_by_user else None)
 
 
 def is_number_blind(name: str) -> bool:

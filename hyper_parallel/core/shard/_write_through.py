@@ -6,7 +6,7 @@ noted as one, so that a write to any view of it goes on to the tensor itself.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.tensor_redistribution import redistribute

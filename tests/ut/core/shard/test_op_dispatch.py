@@ -232,6 +232,29 @@ def test_a_new_rule_is_seen_at_once(x):
     assert Double.apply(x).placements == (Replicate(),)
 
 
+def _times(factor: int, name: str) -> type:
+    return type(name, (torch.autograd.Function,), {
+        "forward": staticmethod(lambda ctx, x: x * factor),
+        "backward": staticmethod(lambda ctx, grad: grad * factor)})
+
+
+def test_functions_of_one_name_do_not_share_a_rule(x, monkeypatch):
+    """Nor does a Function have the rule of the operator whose name it has by chance."""
+    monkeypatch.setattr(_planner, "_warned", set())
+    one, other, fake = _times(2, "Scale"), _times(3, "Scale"), _times(4, "relu_")
+    register_rule(one.apply, "... -> ...")
+    try:
+        assert one.apply(x).placements == (Shard(0),)
+        for function, factor in ((other, 3), (fake, 4)):
+            with pytest.warns(UserWarning, match="has no sharding rule"):
+                result = function.apply(x)
+            assert result.placements == (Replicate(),)
+            assert torch.equal(result.full_tensor(), factor * x.full_tensor())
+        assert torch.relu(x).placements == (Shard(0),)
+    finally:
+        register_rule(one.apply, None)
+
+
 def test_an_operator_without_a_rule_warns_once(x, monkeypatch):
     monkeypatch.setattr(_planner, "_warned", set())
     dispatcher.clear_cache()
