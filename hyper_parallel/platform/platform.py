@@ -119,31 +119,31 @@ class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, Tran
         None where the framework cannot tell without running it.
         """
 
-    # ---- random numbers ----
+    # ---- random numbers, of the default generators where the user gives none ----
 
     @staticmethod
     @abstractmethod
-    def initial_seed() -> int:
-        """The seed that the default generator was last given, or the mark of an agreed state."""
+    def initial_seed(generator: Any = None) -> int:
+        """The seed that the generator was last given, or the mark of an agreed state."""
 
     @staticmethod
     @abstractmethod
-    def draw_seed() -> int:
-        """The next number of the default generator, from 0 to 2**62."""
+    def draw_seed(generator: Any = None) -> int:
+        """The next number of the generator, from 0 to 2**62."""
 
     @staticmethod
     @abstractmethod
-    def agree_on_random_state(group: Any, mark: int) -> None:
-        """Give every rank of ``group`` the default generator's state of its first rank.
+    def agree_on_random_state(group: Any, mark: int, generator: Any = None) -> None:
+        """Give every rank of ``group`` the generator's state of its first rank.
 
         The draws go on as there, but ``initial_seed`` is ``mark``, also when the state is saved
-        and restored.
+        and restored; an accelerator's generator, which draws by its seed, has no mark.
         """
 
     @staticmethod
     @abstractmethod
-    def seeded(seed: int) -> ContextManager[None]:
-        """A context in which the default generators start from ``seed``; then they go back."""
+    def seeded(seed: int, generator: Any = None) -> ContextManager[None]:
+        """A context in which the generator starts from ``seed``; then it goes back."""
 
     # ---- processes ----
 

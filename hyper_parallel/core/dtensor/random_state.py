@@ -1,9 +1,10 @@
 """Random draws for DTensors: equal on ranks that hold the same piece, different elsewhere.
 
-The draws come from the framework's default generator, so that a seed set by the user, saved
-states and checkpoint's replay all work.  Ranks take over the state of the mesh's first rank
-before their first draw, and again after a user seeded anew (on all ranks, as in any program that
-runs the same code everywhere).  Afterwards every draw moves all generators on by the same amount.
+The draws come from the default generator, or from that which an operator is given, so that a seed
+set by the user, saved states and checkpoint's replay all work.  Ranks take over the state of the
+mesh's first rank before their first draw, and again after a user seeded anew (on all ranks, as in
+any program that runs the same code everywhere).  Afterwards every draw moves all generators on by
+the same amount.
 
 Whether to agree again must never be one rank's opinion, since agreeing communicates.  So the
 agreed state carries a mark in place of its seed: a state with the mark came from an agreement
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Optional
 
 from hyper_parallel.core.device_mesh import DeviceMesh
 from hyper_parallel.core.layout import Layout
@@ -51,33 +52,33 @@ def piece_of(layout: Layout) -> Piece:
 
 
 @contextmanager
-def same_draws(piece: Piece) -> Iterator[None]:
-    """Run random operators for ``piece``.
+def same_draws(piece: Piece, generator: Optional[Any] = None) -> Iterator[None]:
+    """Run random operators for ``piece``, which draw from the user's ``generator`` if one is given.
 
     A tensor that every rank holds whole gets the numbers that a single process would draw.
     """
-    _agree(piece.mesh)
+    _agree(piece.mesh, generator)
     if piece.count == 1:
         yield
         return
-    seed = (platform.draw_seed() + piece.index * _STRIDE) % 2 ** 62
-    with platform.seeded(seed):
+    seed = (platform.draw_seed(generator) + piece.index * _STRIDE) % 2 ** 62
+    with platform.seeded(seed, generator):
         yield
 
 
-def _agree(mesh: DeviceMesh) -> None:
+def _agree(mesh: DeviceMesh, generator: Optional[Any]) -> None:
     if mesh.size() == 1:
         return
     marks = _marks_of_mesh.setdefault(mesh, set())
-    if platform.initial_seed() in marks:
+    mark = platform.initial_seed(generator)
+    if mark in marks:
         return
     group = mesh.get_group_over_axes(range(mesh.ndim))
     ranks = frozenset(platform.get_group_ranks(group))
-    mark = platform.initial_seed()
     # A larger mesh may have agreed, of which this one is a part.
     if not ranks <= _agreed.get(mark, frozenset()):
         mark = _mark_for(ranks)
-        platform.agree_on_random_state(group, mark)
+        platform.agree_on_random_state(group, mark, generator)
         _agreed[mark] = ranks
     marks.add(mark)
 

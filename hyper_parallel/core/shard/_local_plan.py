@@ -115,10 +115,12 @@ class LocalPlan(Plan):
         if self._piece is None:
             result = _run_undressed(self.local or func, args, kwargs)
         else:
-            with same_draws(self._piece):
+            with same_draws(self._piece, kwargs.get("generator")):
                 result = _run_undressed(self.local or func, args, kwargs)
         if views:
             _keep_views(result, views)
+        if self._take_off:
+            result = _not_saved(result)
         if self._viewed is not None:
             self._note_views(func, own, (args, kwargs), result)
         if isinstance(result, _Tensor):
@@ -242,9 +244,11 @@ class ReplicatedPlan(LocalPlan):
         if self._piece is None:
             result = func(*whole_args, **whole_kwargs)
         else:
-            with same_draws(self._piece):
+            with same_draws(self._piece, kwargs.get("generator")):
                 result = func(*whole_args, **whole_kwargs)
         self._written(args, kwargs, whole_args, whole_kwargs)
+        if platform.without_override(func):
+            result = _not_saved(result)
         if self._viewed is not None:
             self._note_views(func, (args, kwargs), (whole_args, whole_kwargs), result)
         return self._dress_tree(result, plain)
@@ -287,6 +291,18 @@ class WritingPlan(ReplicatedPlan):
             whole = argument_at(whole_args, whole_kwargs, path)
             if isinstance(target, DTensor):
                 write_back(target, whole.detach(), self._layout)
+
+
+def _not_saved(result: Any) -> Any:
+    """Results of a user's function, aliases of those that it may have saved for its backward.
+
+    Only a result with a history is saved as a tensor of its own.
+    """
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(_not_saved, result)) if type(result) in (tuple, list) else result
+    if isinstance(result, _Tensor) and not _needs_gradient(result):
+        return _undress(result)
+    return result
 
 
 def is_one_of(value: Any, plain: Sequence[Any]) -> bool:

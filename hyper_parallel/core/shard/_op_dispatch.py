@@ -45,12 +45,13 @@ class Operator:
     __slots__ = ("name", "plans", "number_blind", "by_dtype", "in_place", "hits", "misses")
 
     def __init__(self, name: str, func: Callable) -> None:
-        known = not _registry.is_function(func)
         self.name = name
         self.plans: dict[tuple, Plan] = {}
-        self.number_blind = known and _registry.is_number_blind(name)
-        self.by_dtype = known and _registry.is_by_dtype(name)
         self.in_place = is_in_place(name, func)
+        names = () if _registry.is_function(func) else (
+            (name, name[:-1]) if self.in_place else (name,))
+        self.number_blind = any(map(_registry.is_number_blind, names))
+        self.by_dtype = any(map(_registry.is_by_dtype, names))
         self.hits = 0
         self.misses = 0
 

@@ -317,7 +317,8 @@ class MindSporePlatform(Platform):
     # ---- other communication ----
 
     @staticmethod
-    def agree_on_random_state(group: Any, mark: int) -> None:
+    def agree_on_random_state(group: Any, mark: int, generator: Any = None) -> None:
+        del generator
         seed = MindSporePlatform.broadcast(Tensor(random.agreed_seed()), 0, group)
         random.go_on_from(collectives.to_numpy(seed), mark)
 

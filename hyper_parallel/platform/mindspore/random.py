@@ -2,7 +2,7 @@
 
 MindSpore's kernels on the CPU draw from generators of their own that cannot be read or set, so
 they can not be brought to agree between ranks.  The library draws on the host instead, from a
-generator that ``mindspore.set_seed`` seeds.
+generator that ``mindspore.set_seed`` seeds, and takes no generator of a user's own.
 """
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ class _State:
 _state = _State()
 
 
-def initial_seed() -> int:
+def initial_seed(generator: Any = None) -> int:
     """The seed that the user set last, or the mark of an agreed state."""
+    del generator
     _state.look()
     return _state.mark
 
 
-def draw_seed() -> int:
+def draw_seed(generator: Any = None) -> int:
     """The next number of the default generator."""
+    del generator
     _state.look()
     return _state.new_seed()
 
@@ -62,8 +64,9 @@ def go_on_from(seed: np.ndarray, mark: int) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, generator: Any = None) -> Iterator[None]:
     """Run with a generator of that seed, then go on with the one before."""
+    del generator
     before = _state.generator
     _state.generator = np.random.default_rng(seed)
     try:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hyper_parallel.platform import checks
 from hyper_parallel.platform.platform import Platform
 from hyper_parallel.platform.torch import (
-    autograd_overrides, checkpoint_overrides, collectives, dtensor_base, gradients, groups,
-    masked_overrides, memory, modules, optimizer_updates, random, translation, values)
+    autograd_overrides, checkpoint_overrides, collectives, dropped_arguments, dtensor_base,
+    gradients, groups, masked_overrides, memory, modules, optimizer_updates, random, translation,
+    values)
 from hyper_parallel.platform.torch.abstract_run import abstract_results
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.native_calls import watch_native
@@ -119,7 +120,7 @@ class TorchPlatform(Platform):
     operator_name = staticmethod(operator_name)
     declared_arguments = staticmethod(declared_arguments)
     decomposed = staticmethod(decomposed)
-    without_override = staticmethod(autograd_overrides.is_function_apply)
+    without_override = staticmethod(autograd_overrides.is_users_code)
     abstract_results = staticmethod(abstract_results)
 
     initial_seed = staticmethod(random.initial_seed)
@@ -375,9 +376,10 @@ class TorchPlatform(Platform):
     # ---- other communication ----
 
     @staticmethod
-    def agree_on_random_state(group: Group, mark: int) -> None:
+    def agree_on_random_state(group: Group, mark: int,
+                              generator: Optional[torch.Generator] = None) -> None:
         random.agree_on_random_state(
-            lambda state: TorchPlatform.broadcast(state, 0, group), group, mark)
+            lambda state: TorchPlatform.broadcast(state, 0, group), group, mark, generator)
 
     @staticmethod
     def broadcast(tensor: Tensor, src_index: int, group: Group) -> Tensor:
@@ -424,6 +426,7 @@ class TorchPlatform(Platform):
         return torch.zeros_like(tensor)
 
 
+dropped_arguments.install()
 masked_overrides.install()
 optimizer_updates.install()
 checkpoint_overrides.install()

@@ -2,47 +2,62 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
 
-
-def initial_seed() -> int:
-    """The seed that the default generator was last given, or its state's mark."""
-    return torch.initial_seed()
-
-
-def draw_seed() -> int:
-    """The next number of the default CPU generator, which moves on as for any draw."""
-    return int(torch.randint(2 ** 62, (), dtype=torch.int64, device="cpu").item())
+# The state of a generator on an accelerator: its seed, on which all of its draws depend, and how
+# many there were.  That of the CPU's is far longer, and begins with a seed that no draw needs.
+_DEVICE_STATE = 16
 
 
-def agree_on_random_state(broadcast: Callable[[Any], Any], group: Any, mark: int) -> None:
-    """Give every rank of ``group`` the default CPU generator's state of its first rank.
+def initial_seed(generator: Optional[torch.Generator] = None) -> int:
+    """See ``Platform.initial_seed``."""
+    return (generator or torch.default_generator).initial_seed()
+
+
+def draw_seed(generator: Optional[torch.Generator] = None) -> int:
+    """The next number of the default CPU generator, or another, which moves on as for any draw."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2 ** 62, (), dtype=torch.int64, device=device, generator=generator))
+
+
+def agree_on_random_state(broadcast: Callable[[Any], Any], group: Any, mark: int,
+                          generator: Optional[torch.Generator] = None) -> None:
+    """See ``Platform.agree_on_random_state``; the default generators are all of them.
 
     ``broadcast`` overwrites a tensor by that of the first rank.
     """
-    state = torch.get_rng_state()
+    state = (generator or torch.default_generator).get_state()
     device = torch.device("cuda") if dist.get_backend(group) == "nccl" else state.device
-    state = broadcast(state.to(device)).to(state.device)
-    # A state starts with the seed it once came from, on which no further draw depends.
-    state[:8] = torch.tensor([mark]).view(torch.uint8)
-    torch.set_rng_state(state)
+    on_device = generator is None and torch.cuda.is_initialized()
+    # Room for the accelerator's on every rank, whether it is in use there or not.
+    room = torch.cuda.get_rng_state() if on_device else torch.zeros(_DEVICE_STATE,
+                                                                    dtype=torch.uint8)
+    sent = broadcast(torch.cat((torch.tensor([on_device], dtype=torch.uint8), room, state)
+                               ).to(device)).to(state.device)
+    used, room, state = sent[0], sent[1:1 + len(room)], sent[1 + len(room):].clone()
+    if len(state) > _DEVICE_STATE:
+        state[:8] = torch.tensor([mark]).view(torch.uint8)
+    (generator or torch.default_generator).set_state(state)
+    if on_device and used:
+        torch.cuda.set_rng_state(room.clone())
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run with the default generators seeded by ``seed``, then put their states back."""
-    accelerator = torch.cuda.is_initialized()
-    cpu_state = torch.get_rng_state()
+def seeded(seed: int, generator: Optional[torch.Generator] = None) -> Iterator[None]:
+    """See ``Platform.seeded``."""
+    accelerator = generator is None and torch.cuda.is_initialized()
+    host = generator or torch.default_generator
+    state = host.get_state()
     device_state = torch.cuda.get_rng_state() if accelerator else None
     try:
-        torch.default_generator.manual_seed(seed)
+        host.manual_seed(seed)
         if accelerator:
             torch.cuda.manual_seed(seed)
         yield
     finally:
-        torch.set_rng_state(cpu_state)
+        host.set_state(state)
         if accelerator:
             torch.cuda.set_rng_state(device_state)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from hyper_parallel import Shard, init_device_mesh, register_rule
+from hyper_parallel import DTensor, Shard, init_device_mesh, register_rule
 from tests.torch.against_dense import kinds, normal, spread
 
 NPROC = 4
@@ -102,6 +102,61 @@ def test_with_and_without_a_rule():
     finally:
         for name, _, _ in RULES:
             register_rule(getattr(OWN, name), None)
+
+
+def _keep_all(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _saved(ctx, products, _):
+    x, w, _, signs = ctx.saved_tensors
+    assert not any(isinstance(one, DTensor) for one in (x, w, signs, products))
+    return products * w * signs, (products * x * signs).sum(0)
+
+
+@torch.library.custom_op("own::signed", mutates_args=())
+def signed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute products and, without a gradient, their signs."""
+    return (x * w).abs(), (x * w).sign().long()
+
+
+signed.register_autograd(_saved, setup_context=_keep_all)
+
+
+class _Signed(torch.autograd.Function):
+    """The same as a Function."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Both results are saved."""
+        results = (x * w).abs(), (x * w).sign().long()
+        ctx.mark_non_differentiable(results[1])
+        _keep_all(ctx, (x, w), results)
+        return results
+
+    backward = staticmethod(_saved)
+
+
+def test_what_was_saved_for_the_backward_is_plain():
+    """Leaves and results without a gradient, which are saved as the very tensors that they are."""
+    mesh = _meshes()[0]
+    for rule in (None, "row col, col -> row col, row col"):
+        register_rule(OWN.signed, rule)
+        register_rule(_Signed.apply, rule)
+        for way, other in _ways(mesh, 1):
+            for function in (signed, OWN.signed, _Signed.apply):
+                dense = normal(5, 3), normal(3, seed=4)
+                leaves = spread(dense[0], mesh, way), spread(dense[1], mesh, other)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=".*has no sharding rule")
+                    products, signs = function(*leaves)
+                assert isinstance(signs, DTensor)
+                products.sin().sum().backward()
+                function(*dense)[0].sin().sum().backward()
+                for leaf, whole in zip(leaves, dense):
+                    assert torch.allclose(leaf.grad.full_tensor(), whole.grad)
+    register_rule(OWN.signed, None)
+    register_rule(_Signed.apply, None)
 
 
 class _Both(torch.autograd.Function):

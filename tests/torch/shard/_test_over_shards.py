@@ -65,6 +65,8 @@ CORNERS = {
     "argmin": lambda a: a.argmin(1, True), "logsumexp": lambda a: a.logsumexp(1),
     "norm": torch.Tensor.norm, "std": lambda a: a.std(1), "var": lambda a: a.var(correction=0),
     "prod": lambda a: a.prod(1), "aminmax": lambda a: torch.aminmax(a)[0],
+    **{f"norm {order}": lambda a, p=order: torch.linalg.vector_norm(a, p, 1)
+       for order in (math.inf, -math.inf, -1)},
 }
 
 
@@ -123,6 +125,9 @@ def test_cross_entropy_over_a_vocabulary_shard():
     _check(lambda a: F.nll_loss(a, target, ignore_index=17), x, numbers=1)
     whole, *_ = _sent(lambda a: F.cross_entropy(a, target, ignore_index=40, reduction="mean"), x)
     assert whole.shape == ()
+    nothing = torch.full((ROWS,), -100)
+    for options in ({}, {"label_smoothing": 0.1}):  # 0 / 0, with a gradient of 0
+        _check(lambda a, o=options: F.cross_entropy(a, nothing, **o), x, numbers=2 * ROWS + 1)
     odd = normal(5, 10)  # 3, 3, 3 and 1 classes
     dense = F.cross_entropy(odd, torch.tensor([9, 0, 3, 8, 2]))
     ours = F.cross_entropy(_spread(odd.detach()), torch.tensor([9, 0, 3, 8, 2]))

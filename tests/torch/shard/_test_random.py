@@ -1,8 +1,11 @@
 """Random operators: equal on ranks that hold the same piece, different elsewhere."""
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from tests.torch.against_dense import normal, spread
@@ -43,6 +46,7 @@ DRAWS = {
     "exponential_": lambda x: x.clone().exponential_(),
     "bernoulli_": lambda x: x.clone().bernoulli_(0.5),
     "rrelu": lambda x: F.rrelu(-x, training=True),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
 }
 
 
@@ -68,6 +72,52 @@ def test_shards_draw_differently():
                 for other in range(one):
                     assert not torch.equal(found[one], found[other]), name
             _assert_same_generators()
+
+
+def test_a_generator_of_the_users_own():
+    """As the default one: ranks agree on it, shards differ, and it goes on alike everywhere."""
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        own = torch.Generator().manual_seed(4 + _line().rank)
+        before = torch.get_rng_state()
+        x = _ones(_line(), [placement])
+        result = x.clone().normal_(generator=own)
+        found = _on_every_rank(result.to_local())
+        alike = [torch.equal(found[0], other) for other in found[1:]]
+        assert alike == [placement == Replicate()] * 3
+        torch.bernoulli(x * 0.5, generator=own)
+        states = _on_every_rank(own.get_state())
+        assert all(torch.equal(states[0], state) for state in states)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_draws_inside_of_a_kernel_draws_alike():
+    """The weights are plain and equal; each operator runs on whole copies."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(4, 4, 2, dropout=0.5).double()
+    x = torch.rand(5, 6, 4, generator=torch.Generator().manual_seed(1)).double() + 0.5
+    for draw in (lambda a: lstm(a)[0], lambda a: torch.svd_lowrank(a[0], 2)[1].abs(),
+                 lambda a: torch.distributions.Dirichlet(a).sample(),
+                 lambda a: F.fractional_max_pool2d(a, 2, output_size=3)):
+        torch.manual_seed(3 + _line().rank)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*has no sharding rule")
+            found = _on_every_rank(draw(distribute_tensor(x, _line(), [Replicate()])).to_local())
+        assert all(torch.equal(found[0], other) for other in found)
+        _assert_same_generators()
+
+
+def test_a_checkpoint_with_dropout_where_a_rank_has_nothing():
+    """It is recomputed on every rank, since all of them agree on the random state there again."""
+    for reentrant in (False, True):
+        x = _ones(_line(), [Shard(1)], 8, 6).requires_grad_()
+        torch.manual_seed(11)
+        y = checkpoint(lambda v: F.dropout(v * 2, 0.5), x, use_reentrant=reentrant)
+        y.sum().backward()
+        assert torch.equal(x.grad.full_tensor(), y.full_tensor().detach())
+    before = x.full_tensor()
+    assert F.dropout(x.detach(), 0.5).sum().requires_grad is False
+    F.dropout(x, 0.5).detach().zero_()
+    assert torch.equal(x.full_tensor(), before)
 
 
 def test_ranks_of_one_piece_draw_alike_on_two_axes():

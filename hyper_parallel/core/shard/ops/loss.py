@@ -18,10 +18,16 @@ _SIMPLE = """
     binary_cross_entropy_with_logits soft_margin_loss
 """
 
+# Their mean may be one by the weights, which are not in the same place in all of them.
+_WEIGHTED_MEAN = ("mse_loss", "l1_loss", "huber_loss")
+
 
 @rule_for(_SIMPLE)
-def _elementwise_loss(call: Call) -> Optional[Rule]:
+def _elementwise_loss(call: Call) -> Any:
     """Losses that are a function of each element, then a reduction over all of them."""
+    body = platform.decomposed(call.func)
+    if body is not None and call.name in _WEIGHTED_MEAN and call.kwargs.get("weight") is not None:
+        return Decomposition(body)
     reduction = _reduction_of(call)
     if reduction is None:
         return None
@@ -154,8 +160,9 @@ class _LossOverClasses:
             rows = self._by_index(score, norm, target, counts)
             if self.smoothing:
                 even = self._of_all_classes(score, norm, _along_classes(weight, score, dim))
-                even = platform.masked_fill(even, target == self.ignore_index, 0)
                 rows = rows * (1 - self.smoothing) + even * (self.smoothing / score.shape[dim])
+            # Not by a product: where every row is ignored the gradient of the mean is infinite.
+            rows = platform.masked_fill(rows, target == self.ignore_index, 0)
         if self.reduction == "none":
             return rows
         total = rows.sum()

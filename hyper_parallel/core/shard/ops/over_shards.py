@@ -21,19 +21,23 @@ platform = get_platform()
 _INFINITY = float("inf")
 
 
-def extremum(x: DTensor, dims: Sequence[int], keep: bool, op: str, from_nan: bool = False
+def extremum(x: DTensor, dims: Sequence[int], keep: bool, op: str, of_nan: str = "all"
              ) -> DTensor:
     """The largest (``op="max"``) or smallest (``"min"``) elements; ties share the gradient.
 
-    ``from_nan``: a gradient of nan goes to the elements that are nan, and not to all of them.
+    ``of_nan`` says who gets the gradient of a result of nan: ``"all"`` elements get nan, those that
+    are ``"nan"`` share it, or ``"none"`` gets any.
     """
     x = _without_summands(x)
     best = _best(x, dims, op)
     if platform.needs_gradient(x):
         fixed = x.detach()
         hits = fixed == best
-        hits = (hits | fixed.isnan() if from_nan else hits).to(x.dtype)
-        best = _value_of_elements(x, best, hits / hits.sum(dims, True))
+        hits = (hits | fixed.isnan() if of_nan == "nan" else hits).to(x.dtype)
+        count = _whole(hits.sum(dims, True))
+        if of_nan == "none":
+            count = platform.masked_fill(count, count == 0, 1)
+        best = _value_of_elements(x, best, hits / count)
     return best if keep else best.squeeze(tuple(dims))
 
 
@@ -93,8 +97,8 @@ def variance(x: DTensor, dims: Sequence[int], keep: bool, correction: float
 
 
 def root(x: DTensor, power: float = 0.5) -> DTensor:
-    """A root whose gradient is 0 at 0, as deviations and norms define it."""
-    zero = x.detach() == 0
+    """A root that is 0 with a gradient of 0 at 0, or at infinity where ``power`` is negative."""
+    zero = x.detach() == (0 if power > 0 else _INFINITY)
     return platform.masked_fill(platform.masked_fill(x, zero, 1) ** power, zero, 0)
 
 
@@ -102,7 +106,7 @@ def norm(x: DTensor, dims: Sequence[int], keep: bool, order: float) -> DTensor:
     """The vector norm of any order."""
     size = x.abs()
     if order in (_INFINITY, -_INFINITY):
-        return extremum(size, dims, keep, "max" if order > 0 else "min")
+        return extremum(size, dims, keep, "max" if order > 0 else "min", "none")
     if order == 0:
         size = _without_summands(size)
         counted = (size.detach() != 0).to(size.dtype)
@@ -113,12 +117,12 @@ def norm(x: DTensor, dims: Sequence[int], keep: bool, order: float) -> DTensor:
     zero = None
     if order == 1:
         return size.sum(dims, keep)
-    if 0 < order < 1:
+    if order < 1:
         zero = x.detach() == 0
         size = platform.masked_fill(size, zero, 1)
     powers = size * size if order == 2 else size ** order
     if zero is not None:
-        powers = platform.masked_fill(powers, zero, 0)
+        powers = platform.masked_fill(powers, zero, 0 if order > 0 else _INFINITY)
     return root(_whole(powers.sum(dims, keep)), 1.0 / order)
 
 

@@ -1,7 +1,8 @@
 """Operators that treat every element alike, with broadcasting."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from math import prod
+from typing import Any, Callable, Optional, Sequence
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.layout import Layout, TensorSpec
@@ -136,7 +137,32 @@ def _replicated_result(func: Callable) -> Callable:
 
 def _dropout(call: Call) -> Rule:
     training = call.argument(2, "training", call.kwargs.get("train", True))
-    return pointwise(call, terms=((0,),), random=bool(training))
+    if call.name == "native_dropout":
+        return rule_from_notation("... -> ..., ...", call.shapes, random=training is not False)
+    return pointwise(call, terms=((0,),), random=bool(training),
+                     localize=_saving_when_empty(call) if training else None)
+
+
+def _saving_when_empty(call: Call) -> Callable:
+    """A rank without elements saves something for the backward pass, as the others do.
+
+    The kernel would not; then a checkpoint is run again on some ranks only, and these wait there
+    for the others to agree on the random numbers.
+    """
+    func, in_place = call.func, call.name.endswith("_") or call.kwargs.get("inplace")
+
+    def localize(operands: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> Optional[Callable]:
+        if prod(operands[0].local_shape) or not prod(operands[0].shape):
+            return None
+
+        def nothing(x: Any, *args: Any, **kwargs: Any) -> Any:
+            func(x, *args, **kwargs)  # which checks the arguments
+            ones = x.detach().new_ones(())
+            return x.mul_(ones) if in_place else x * ones
+
+        return nothing
+
+    return localize
 
 
 def _randomized_relu(call: Call) -> Rule:

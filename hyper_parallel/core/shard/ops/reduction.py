@@ -114,7 +114,7 @@ def _extremum(call: Call) -> Any:
     if not _sharded(call, dims):
         return _reduction(call, dims, keep, 1 if dim is None else 2, need_whole=True)
     if dim is None:
-        return _of_tensor(lambda x: over_shards.extremum(x, dims, False, call.name, True))
+        return _of_tensor(lambda x: over_shards.extremum(x, dims, False, call.name, "nan"))
     func, op = call.func, call.name
     return _of_tensor(lambda x: over_shards.like_pair(
         func, over_shards.extremum_with_index(x, *dims, keep, op), 0))
@@ -232,6 +232,6 @@ def _vector_norm(call: Call) -> Any:
         x if dtype is None else x.to(dtype), dims, keep, order))
 
 
-@rule_for("quantile")
+@rule_for("quantile svd_lowrank pca_lowrank")
 def _needs_all(_: Call) -> None:
-    """Runs on gathered tensors."""
+    """Runs on gathered tensors; those with random numbers in them not part by part."""

@@ -15,6 +15,12 @@ def _loss(name: str, *makers: Any, **options: Any) -> list[Entry]:
         *a, reduction=r, **options), *makers) for reduction in ("mean", "sum", "none")]
 
 
+def _weighted(name: str) -> list[Entry]:
+    function = getattr(F, name)
+    return [entry(f"{name} weight {reduction}", lambda a, b, w, r=reduction: function(
+        a, b, reduction=r, weight=w), X, X, pos(*X)) for reduction in ("mean", "sum")]
+
+
 C = (5, 4)
 
 LOSS: list[Entry] = [
@@ -22,6 +28,7 @@ LOSS: list[Entry] = [
     *_loss("l1_loss", X, X),
     *_loss("smooth_l1_loss", X, X),
     *_loss("huber_loss", X, X),
+    *(one for name in ("mse_loss", "l1_loss", "huber_loss") for one in _weighted(name)),
     *_loss("soft_margin_loss", X, const(*X)),
     *_loss("binary_cross_entropy", unit(*X), unit(*X)),
     *_loss("binary_cross_entropy_with_logits", X, unit(*X)),
