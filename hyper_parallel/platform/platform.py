@@ -85,10 +85,7 @@ class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, Tran
     @abstractmethod
     def run_and_dress(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], cls: type,
                       spec: Any) -> Any:
-        """As :meth:`run_undressed`; a single tensor that comes out is dressed.
-
-        This is the path of most operators, so it is one call for speed.
-        """
+        """As :meth:`run_undressed`, dressing a single tensor that comes out; one call for speed."""
 
     @staticmethod
     @abstractmethod
@@ -114,10 +111,13 @@ class Platform(HistoryAdapter, ModuleAdapter, PhaseAdapter, TrafficAdapter, Tran
     @abstractmethod
     def abstract_results(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
                          ) -> Optional[list[Any]]:
-        """The tensors that ``func`` would give, global shapes and dtypes without values.
+        """The tensors ``func`` would give, whole ones without values; None where it cannot tell."""
 
-        None where the framework cannot tell without running it.
-        """
+    @staticmethod
+    @abstractmethod
+    def refusal(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
+                ) -> Optional[Exception]:
+        """The error that global shapes would raise in ``func``; None if it raises or tells none."""
 
     # ---- random numbers, of the default generators where the user gives none ----
 

@@ -348,6 +348,9 @@ def _hashable(placements: Any) -> Any:
 def _target_spec(spec: TensorSpec, mesh: Optional[DeviceMesh], placements: Optional[Placements],
                  shard_order: Optional[Any]) -> TensorSpec:
     mesh = spec.layout.device_mesh if mesh is None else mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"the first argument of redistribute is a DeviceMesh, but got {mesh!r}; "
+                        "write redistribute(placements=[...]) to stay on the tensor's own.")
     if placements is None:
         raise ValueError("redistribute needs placements, one for each of the axes "
                          f"{mesh.alias_name}; the tensor has {spec.layout.placements}.")

@@ -1,29 +1,50 @@
 """What an error of the framework does not know: the global shapes and layouts of the arguments."""
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform import get_platform
 
-_Tensor = get_platform().Tensor
+platform = get_platform()
+_Tensor = platform.Tensor
 _BEGIN = "In the operator "
+
+
+def tell_globally(error: Exception, func: Callable, name: str, args: Sequence[Any],
+                  kwargs: Mapping[str, Any]) -> None:
+    """Have an error that an operator raised speak of the whole tensors.
+
+    Where the framework refuses these as well, its words about them take the place of those about
+    this rank's parts. A note tells the global shapes and layouts (none before Python 3.11). An
+    operator that is made of others is noted where it failed, and no second time.
+    """
+    if any(note.startswith(_BEGIN) for note in getattr(error, "__notes__", ())):
+        return
+    of_parts = str(error)
+    refused = platform.refusal(func, args, kwargs)
+    if refused is not None and type(refused) is type(error) and str(refused) != of_parts:
+        error.args = refused.args
+        note_arguments(error, name, args, kwargs)
+        _add(error, f"Of this rank's parts it says: {of_parts}")
+    else:
+        note_arguments(error, name, args, kwargs)
+        if refused is None:
+            _add(error, "The message may speak of this rank's parts of them.")
 
 
 def note_arguments(error: BaseException, name: str, args: Sequence[Any],
                    kwargs: Mapping[str, Any]) -> None:
-    """Add a note to an error that an operator raised; nothing before Python 3.11.
-
-    An operator that is made of others is noted where it failed, and no second time.
-    """
-    add_note = getattr(error, "add_note", None)
-    if add_note is None or any(note.startswith(_BEGIN)
-                               for note in getattr(error, "__notes__", ())):
-        return
+    """Add a note with the operator's arguments, global shapes and layouts, to an error."""
     lines = [line for place, value in (*enumerate(args), *kwargs.items())
              for line in _describe(f"argument {place}", value)]
-    add_note("\n  ".join([f"{_BEGIN}{name!r} on DTensors (global shapes; a message of the "
-                          "framework may speak of this rank's parts):", *lines]))
+    _add(error, "\n  ".join([f"{_BEGIN}{name!r} on DTensors of these global shapes:", *lines]))
+
+
+def _add(error: BaseException, note: str) -> None:
+    add_note = getattr(error, "add_note", None)
+    if add_note is not None:
+        add_note(note)
 
 
 def _describe(place: str, value: Any) -> Iterator[str]:

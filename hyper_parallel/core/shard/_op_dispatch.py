@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Optional
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard import _registry
-from hyper_parallel.core.shard._error_note import note_arguments
+from hyper_parallel.core.shard._error_note import tell_globally
 from hyper_parallel.core.shard._local_plan import Plan
 from hyper_parallel.core.shard._planner import is_in_place, make_plan
 from hyper_parallel.core.shard._write_through import write_through, writes_to_copies
@@ -96,7 +96,7 @@ class OpDispatcher:
                 write_through(writes)
             return result
         except Exception as error:
-            note_arguments(error, operator.name, args, kwargs)
+            tell_globally(error, op_call, operator.name, args, kwargs)
             raise
         finally:
             if observer is not None:

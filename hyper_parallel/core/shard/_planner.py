@@ -10,10 +10,11 @@ from hyper_parallel.core.dtensor.tensor_redistribution import note_fallback
 from hyper_parallel.core.layout import Layout, TensorSpec
 from hyper_parallel.core.placement_types import Replicate
 from hyper_parallel.core.shard import _registry
+from hyper_parallel.core.shard._error_note import note_arguments
 from hyper_parallel.core.shard._local_plan import (
     COPY_UNLESS_CONTIGUOUS, FunctionPlan, LocalPlan, OperandMove, OwnMemoryPlan, Plan,
     ReplicatedPlan, WritingPlan, argument_at, operand_move)
-from hyper_parallel.core.shard._rule import Call, Decomposition, Rule
+from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, check_sizes
 from hyper_parallel.core.shard._solver import Solution, solve
 from hyper_parallel.core.shard._write_through import write_back
 from hyper_parallel.platform import get_platform
@@ -35,9 +36,22 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
 
     Raises:
         ValueError: the tensors are on different meshes.
+        Exception: what the framework raises for whole tensors of these shapes.
     """
     if kwargs.get("out") is not None:
         return _IntoOut()
+    try:
+        return _plan_of_call(name, func, args, kwargs)
+    except Exception as error:
+        refused = platform.refusal(func, args, kwargs)
+        if refused is None or isinstance(error, IndexError):
+            note_arguments(error, name, args, kwargs)
+            raise error from error.__cause__  # not from the miss in the cache
+        note_arguments(refused, name, args, kwargs)
+        raise refused from None
+
+
+def _plan_of_call(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Plan:
     call, mesh, plain_paths = _describe(name, func, args, kwargs)
     in_place = is_in_place(name, func) or bool(kwargs.get("inplace"))
     maker = _registry.find_maker(name, func) or (
@@ -45,12 +59,33 @@ def make_plan(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any])
     rule = maker(call) if maker is not None else None
     if isinstance(rule, Decomposition):
         return FunctionPlan(rule.function)
+    if rule is not None:
+        _check_rule(call, rule)
     if call.declared and call.declared.written:
         return _plan_that_writes(call, mesh, rule, plain_paths)
     if rule is None:
         return _without_rule(call, mesh, plain_paths, in_place, maker is not None)
     solution = solve(rule, call.specs, mesh, in_place)
     return InPlaceDetour() if solution is None else _local_plan(call, rule, solution, plain_paths)
+
+
+def _check_rule(call: Call, rule: Rule) -> None:
+    """What can be told of a rule before its operator has run.
+
+    Raises:
+        TypeError: it is no rule.
+        ValueError: it does not fit the operator's results, or the sizes of its arguments.
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"the rule of {call.name!r} is a Rule, a Decomposition or None, but the "
+                        f"function registered for it returned {rule!r}.")
+    if call.declared and len(rule.results) != call.declared.returned + len(call.written()):
+        raise ValueError(
+            f"{call.name!r} returns {call.declared.returned} results and writes to "
+            f"{len(call.written())} arguments, but its rule has {len(rule.results)} results; write "
+            "those that are returned and then those that are written to, as in '..., ... -> ...' "
+            "for y += x.")
+    check_sizes(call, rule)
 
 
 def _describe(name: str, func: Callable, args: tuple, kwargs: Mapping[str, Any]
@@ -107,18 +142,10 @@ def _plan_that_writes(call: Call, mesh: DeviceMesh, rule: Optional[Rule],
     """The plan of a user's operator that declares to write to some of its arguments.
 
     It runs on the parts where those arguments may stay as they lie.
-
-    Raises:
-        ValueError: the rule has not one result for each that is returned and each that is written.
     """
     written = call.written()
     if rule is not None:
         first = call.declared.returned
-        if len(rule.results) != first + len(written):
-            raise ValueError(
-                f"{call.name!r} returns {first} results and writes to {len(written)} arguments, "
-                f"but its rule has {len(rule.results)} results; write those that are returned and "
-                "then those that are written to, as in '..., ... -> ...' for y += x.")
         solution = solve(rule, call.specs, mesh, False)
         if all(solution.operands[index] is solution.results[first + k].layout is
                call.specs[index].layout for k, index in enumerate(written)):
@@ -175,11 +202,16 @@ class _IntoOut(Plan):
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         out = kwargs["out"]
         result = func(*args, **rest)
-        if not isinstance(out, (tuple, list)):
-            return out.copy_(result)
-        for target, value in zip(out, result):
-            target.copy_(value)
-        return out
+        several = isinstance(out, (tuple, list))
+        pairs = list(zip(out, result)) if several else [(out, result)]
+        for target, value in pairs:
+            if target.shape != value.shape:
+                raise ValueError(
+                    f"out= of {platform.operator_name(func)!r} has the global shape "
+                    f"{tuple(target.shape)}, but the result has {tuple(value.shape)}; pass a "
+                    "tensor of that shape, which keeps its layout, or leave out= out.")
+        copies = [target.copy_(value) for target, value in pairs]
+        return out if several else copies[0]
 
 
 class InPlaceDetour(Plan):

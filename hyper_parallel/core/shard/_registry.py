@@ -5,9 +5,11 @@ call has no rule, and then the operator runs on replicated operands.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Optional, Sequence, Union
+from dataclasses import MISSING, fields
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from hyper_parallel.core.shard._rule import Call, Decomposition, Rule, rule_from_notation
+from hyper_parallel.core.shard._rule import (
+    Call, Decomposition, Rule, factor_names, rule_from_notation)
 from hyper_parallel.platform import get_platform
 
 RuleMaker = Callable[[Call], Union[Rule, Decomposition, None]]
@@ -106,10 +108,14 @@ def register_rule(operator: Union[str, Callable], rule: Union[str, RuleMaker, No
             ``terms=((0,),)`` when it is linear in operand 0.
 
     Raises:
-        TypeError: a rule of another type.
-        ValueError: a notation that cannot be read, when the operator is called.
+        TypeError: a rule of another type, or an option that rules do not have.
+        ValueError: a notation that cannot be read, or an option that names no factor of it; when
+            the operator is called, a notation that does not fit the arguments.
     """
-    maker = _notation_maker(rule, None, options) if isinstance(rule, str) else rule
+    maker = rule
+    if isinstance(rule, str):
+        _check_options(rule, options)
+        maker = _notation_maker(rule, None, options)
     if maker is not None and not callable(maker):
         raise TypeError("a rule is a notation such as '... d -> ... d', a function from a Call to "
                         f"a Rule, or None, but got {rule!r}.")
@@ -128,6 +134,21 @@ def register_rule(operator: Union[str, Callable], rule: Union[str, RuleMaker, No
         table[key] = maker
     for listener in _listeners:
         listener()
+
+
+def _check_options(notation: str, options: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(Rule) if field.default is not MISSING
+             or field.default_factory is not MISSING]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a rule has no option {name!r}; its options are {', '.join(known)}.")
+    names = factor_names(notation)
+    for option in ("whole", "reduced"):
+        given = options.get(option, ())
+        for name in given.split() if isinstance(given, str) else given:
+            if name not in names:
+                raise ValueError(f"{option} names the factor {name!r}, which is not in "
+                                 f"{notation!r}.")
 
 
 def on_change(listener: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
@@ -142,6 +143,29 @@ class Call:
         return [spec.shape for spec in self.specs]
 
 
+def check_sizes(call: Call, rule: Rule) -> None:
+    """Whether tensors that share a factor agree in its size.
+
+    The kernels need not find out: on one rank the parts may fit, by chance, and on another not. A
+    factor that is whole lies in every part alike, so there they do.
+
+    Raises:
+        ValueError: a dim is not as long as its factors say.
+    """
+    for index, (dims, spec) in enumerate(zip(rule.operands, call.specs)):
+        if index in rule.unread:
+            continue
+        for dim, (factors, size) in enumerate(zip(dims, spec.shape)):
+            if factors and rule.whole.isdisjoint(factors) and \
+                    prod(rule.sizes[name] for name in factors) != size:
+                sizes = " and ".join(f"{name} of size {rule.sizes[name]}" for name in factors)
+                place = "".join(f"[{part!r}]" for part in call.paths[index][1:])
+                raise ValueError(
+                    f"dim {dim} of argument {call.paths[index][0]}{place} of {call.name!r} has the "
+                    f"size {size}, but by the rule it is {sizes}, as in another argument; pass "
+                    "tensors whose sizes agree, or correct the rule with register_rule.")
+
+
 def positive_dim(dim: int, ndim: int) -> int:
     """``dim`` counted from the front.
 
@@ -178,7 +202,20 @@ def _parse(notation: str) -> tuple[tuple[tuple, ...], tuple[tuple, ...]]:
         tuple(tuple(_tokens(part)) for part in side.split(",")) for side in (left, right))
 
 
+def factor_names(notation: str) -> set[str]:
+    """The factors that a notation names.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    return {name for side in _parse(notation) for tokens in side for one in tokens for name in one}
+
+
 def _tokens(text: str) -> list[tuple[str, ...]]:
+    rest = re.sub(r"\([^()]*\)|\.\.\.|\w+|\s", "", text)
+    if rest:
+        raise ValueError("the dims of an operand are names, '...', or names in parentheses, with "
+                         f"spaces between them, but {text.strip()!r} has {rest!r} in it.")
     found = re.findall(r"\(([^()]*)\)|(\.\.\.|\w+)", text)
     return [tuple(compound.split()) if compound else (single,) for compound, single in found]
 
@@ -229,11 +266,20 @@ def rule_from_notation(notation: str, shapes: Sequence[Optional[Sequence[int]]],
             dims[index], more = named_dims(shape, f"other{index}_")
             sizes.update(more)
             whole.update(more)
+    if "result_shapes" not in options:
+        _check_known(results, sizes, notation)
     free = max((len(dims[index]) - len(tokens) + 1 for index, tokens in given.items()
                 if ("...",) in tokens), default=0)
     return Rule(tuple(_stretched(dims[index], shape, sizes) for index, shape in enumerate(shapes)),
                 tuple(_free_dims(tokens, free) for tokens in results), sizes,
                 whole=frozenset(whole), **options)
+
+
+def _check_known(results: Sequence[tuple], sizes: Mapping[str, int], notation: str) -> None:
+    unknown = {name for tokens in results for one in tokens for name in one} - {"...", *sizes}
+    if unknown:
+        raise ValueError(f"no argument tells the size of {', '.join(sorted(unknown))}, which "
+                         f"results of {notation!r} have; name a dim of an operand so.")
 
 
 def _given(operands: Sequence[tuple], count: int, order: Optional[Sequence[Optional[int]]]

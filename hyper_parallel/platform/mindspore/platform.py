@@ -167,6 +167,10 @@ class MindSporePlatform(Platform):
         return [args[0]] if operators.operator_name(func) in ("tril", "triu") and args else None
 
     @staticmethod
+    def refusal(func: Callable, args: Sequence[Any], kwargs: Any) -> None:
+        return None
+
+    @staticmethod
     def watch_native(observer: Any) -> Callable[[], None]:
         raise NotImplementedError("MindSpore's own collectives cannot be watched; leave out "
                                   "trace_native: the library's are recorded without it")

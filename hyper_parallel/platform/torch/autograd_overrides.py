@@ -171,6 +171,10 @@ def _local_root(root: TorchDTensorBase, grad: Optional[torch.Tensor]
         return local, torch.ones_like(local)
     if isinstance(grad, TorchDTensorBase) or grad.shape == spec.shape:
         return local, root._local_gradient(grad, spec)
+    if grad.shape != local.shape:
+        raise RuntimeError(
+            f"a gradient has the shape of its tensor, which is {tuple(spec.shape)} (this rank's "
+            f"part: {tuple(local.shape)}), but got {tuple(grad.shape)}.")
     # Autograd's own callers, such as checkpoint, hand over the local gradient.
     return local, grad
 

@@ -19,7 +19,7 @@ from hyper_parallel.platform.torch import (
     autograd_overrides, checkpoint_overrides, collectives, dropped_arguments, dtensor_base,
     gradients, groups, masked_overrides, memory, modules, optimizer_updates, random, translation,
     values)
-from hyper_parallel.platform.torch.abstract_run import abstract_results
+from hyper_parallel.platform.torch.abstract_run import abstract_results, refusal
 from hyper_parallel.platform.torch.board import board_of
 from hyper_parallel.platform.torch.native_calls import watch_native
 from hyper_parallel.platform.torch.operator_names import (
@@ -122,6 +122,7 @@ class TorchPlatform(Platform):
     decomposed = staticmethod(decomposed)
     without_override = staticmethod(autograd_overrides.is_users_code)
     abstract_results = staticmethod(abstract_results)
+    refusal = staticmethod(refusal)
 
     initial_seed = staticmethod(random.initial_seed)
     draw_seed = staticmethod(random.draw_seed)

@@ -1,7 +1,8 @@
 """Picking elements out of a tensor, and assigning to them."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from hyper_parallel.core.layout import TensorSpec
 from hyper_parallel.core.shard._registry import rule_for
@@ -45,7 +46,9 @@ def _embedding(call: Call) -> Optional[Rule]:
             own, elsewhere = _own_entries(input, start, stop, vocabulary)
             if not length:
                 return weight.new_zeros((*input.shape, weight.shape[1])) + weight.sum()
-            return platform.masked_fill(func(own, weight, own_padding), elsewhere.unsqueeze(-1), 0)
+            with _told_globally(input, vocabulary):
+                found = func(own, weight, own_padding)
+            return platform.masked_fill(found, elsewhere.unsqueeze(-1), 0)
 
         return lookup
 
@@ -59,12 +62,31 @@ def _own_entries(index: Any, start: int, stop: int, size: int) -> tuple[Any, Any
     Those of others become 0. An entry that nobody has is left for the kernel to refuse; a rank
     without a part has no kernel to do so.
     """
-    known = (index >= 0) & (index < size)
-    if start == stop and not known.all():
-        raise IndexError(f"index out of range: a dim of size {size} was asked for an entry "
-                         "that it does not have.")
+    known = _known(index, size)
+    if start == stop:
+        _refuse_unknown(index, size)
     elsewhere = ((index < start) | (index >= stop)) & known
     return platform.masked_fill(index - start, elsewhere, 0), elsewhere
+
+
+def _known(index: Any, size: int) -> Any:
+    return (index >= 0) & (index < size)
+
+
+def _refuse_unknown(index: Any, size: int) -> None:
+    if not _known(index, size).all():
+        raise IndexError(f"index out of range: a dim of size {size} was asked for an entry that it "
+                         f"does not have, from {int(index.min())} to {int(index.max())}.")
+
+
+@contextmanager
+def _told_globally(index: Any, size: int) -> Iterator[None]:
+    """The kernel inside would speak of entries within this rank's part of a dim of ``size``."""
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        _refuse_unknown(index, size)
+        raise
 
 
 @rule_for("getitem")
@@ -216,7 +238,9 @@ def _gather(call: Call) -> Optional[Rule]:
             own, elsewhere = _own_entries(index, start, start + length, size)
             if not length:
                 return input.new_zeros(index.shape) + input.sum()
-            return platform.masked_fill(input.gather(dim, own), elsewhere, 0)
+            with _told_globally(index, size):
+                found = input.gather(dim, own)
+            return platform.masked_fill(found, elsewhere, 0)
 
         return pick
 
