@@ -192,8 +192,8 @@ def _expand(call: Call) -> Rule:
     new = len(shape) - len(old)
     shape = tuple(old[dim - new] if size == -1 else size for dim, size in enumerate(shape))
     if new < 0 or any(size not in (1, wanted) for size, wanted in zip(old, shape[new:])):
-        raise ValueError(f"a tensor of the shape {tuple(old)} does not expand to {shape}: only dims "
-                         "of size 1 grow, and new dims come first.")
+        raise ValueError(f"a tensor of the shape {tuple(old)} does not expand to {shape}: only "
+                         "dims of size 1 grow, and new dims come first.")
     operand, sizes = named_dims(old)
     operand = tuple(() if old[dim] == 1 != shape[dim + new] else names
                     for dim, names in enumerate(operand))
@@ -257,8 +257,8 @@ def _cut(call: Call, dim: int, lengths: Sequence[int], options: dict[str, Any]) 
     shape = tuple(call.shapes[0])
     operand, sizes = named_dims(shape)
     if "split" in call.name and "tensor" not in call.name and sum(lengths) != shape[dim]:
-        raise ValueError(f"the pieces {list(lengths)} that {call.name!r} shall give do not add up to "
-                         f"the size {shape[dim]} of dim {dim}.")
+        raise ValueError(f"the pieces {list(lengths)} that {call.name!r} shall give do not add up "
+                         f"to the size {shape[dim]} of dim {dim}.")
     if call.name != "narrow" and can_be_shared_out(call.specs[0], dim, lengths):
         return Decomposition(_in_equal_parts(dim, len(lengths)))
     pieces = tuple((*shape[:dim], length, *shape[dim + 1:]) for length in lengths)
