@@ -247,7 +247,7 @@ class ReplicatedPlan(LocalPlan):
             with same_draws(self._piece, kwargs.get("generator")):
                 result = func(*whole_args, **whole_kwargs)
         self._written(args, kwargs, whole_args, whole_kwargs)
-        if platform.without_override(func):
+        if platform.without_override(func) or platform.declared_arguments(func):
             result = _not_saved(result)
         if self._viewed is not None:
             self._note_views(func, (args, kwargs), (whole_args, whole_kwargs), result)

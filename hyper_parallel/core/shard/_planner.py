@@ -108,7 +108,8 @@ def _replicated(mesh: DeviceMesh) -> Layout:
 
 def _local_plan(call: Call, rule: Rule, solution: Solution, plain_paths: Sequence[tuple]) -> Plan:
     """The plan of a call that the solver has solved."""
-    take_off = platform.without_override(call.func)
+    # A user's code sees plain tensors, and what it saves for its backward is what it was given.
+    take_off = platform.without_override(call.func) or call.declared is not None
     moves = _moves(call, solution.operands, solution.varying, take_off)
     local = None
     if rule.localize is not None:

@@ -7,8 +7,9 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hyper_parallel.platform.torch.autograd_overrides import is_users_code
+from hyper_parallel.platform.torch.autograd_overrides import is_function_apply
 from hyper_parallel.platform.torch.dtensor_base import undressed
+from hyper_parallel.platform.torch.operator_names import declared_arguments
 
 
 def abstract_results(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -25,7 +26,7 @@ def abstract_results(func: Callable, args: Sequence[Any], kwargs: Mapping[str, A
 
 def refusal(func: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Optional[Exception]:
     """See ``Platform.refusal``; a user's code is not run for that."""
-    if is_users_code(func):
+    if is_function_apply(func) or declared_arguments(func):
         return None
     try:
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from torch.utils import checkpoint
 
 from hyper_parallel.platform.torch.dtensor_base import (
     TorchDTensorBase, dispatch_enabled, dress, handle, note_watched, undress, undressed)
-from hyper_parallel.platform.torch.operator_names import declared_arguments, decomposed
+from hyper_parallel.platform.torch.operator_names import decomposed
 
 _native_apply = torch.autograd.Function.apply.__func__
 _native_backward = decomposed(torch.autograd.backward)
@@ -39,14 +39,10 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     return _native_apply(cls, *args, **kwargs)
 
 
-def is_users_code(func: Callable) -> bool:
-    """Whether ``func`` is an autograd Function's ``apply`` or a custom operator.
-
-    Their code sees plain tensors, and what it saves for its backward is what it was given.
-    """
+def is_function_apply(func: Callable) -> bool:
+    """Whether ``func`` is the ``apply`` of an autograd Function, whose code sees plain tensors."""
     owner = getattr(func, "__self__", None)
-    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function) or \
-        declared_arguments(func) is not None
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
 def _apply_identity(cls: type, args: Sequence[Any]) -> Any:

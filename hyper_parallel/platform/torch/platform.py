@@ -120,7 +120,7 @@ class TorchPlatform(Platform):
     operator_name = staticmethod(operator_name)
     declared_arguments = staticmethod(declared_arguments)
     decomposed = staticmethod(decomposed)
-    without_override = staticmethod(autograd_overrides.is_users_code)
+    without_override = staticmethod(autograd_overrides.is_function_apply)
     abstract_results = staticmethod(abstract_results)
     refusal = staticmethod(refusal)
 

@@ -96,7 +96,6 @@ def test_what_draws_inside_of_a_kernel_draws_alike():
     lstm = nn.LSTM(4, 4, 2, dropout=0.5).double()
     x = torch.rand(5, 6, 4, generator=torch.Generator().manual_seed(1)).double() + 0.5
     for draw in (lambda a: lstm(a)[0], lambda a: torch.svd_lowrank(a[0], 2)[1].abs(),
-                 lambda a: torch.distributions.Dirichlet(a).sample(),
                  lambda a: F.fractional_max_pool2d(a, 2, output_size=3)):
         torch.manual_seed(3 + _line().rank)
         with warnings.catch_warnings():

@@ -13,6 +13,6 @@ needs_whole("item tolist numpy __bool__ __float__ __int__ __complex__ __index__ 
             "_unique2 unique_dim unique_consecutive masked_select")
 draws_random_numbers("multinomial poisson binomial rrelu_with_noise feature_dropout "
                      "feature_alpha_dropout lstm gru rnn_tanh rnn_relu _standard_gamma "
-                     "_sample_dirichlet _Dirichlet svd_lowrank pca_lowrank fractional_max_pool2d "
+                     "_sample_dirichlet svd_lowrank pca_lowrank fractional_max_pool2d "
                      "fractional_max_pool2d_with_indices fractional_max_pool3d "
                      "fractional_max_pool3d_with_indices")
