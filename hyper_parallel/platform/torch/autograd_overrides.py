@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
@@ -111,9 +112,10 @@ def _put_on(value: Any, clothes: Optional[tuple[type, Any]]) -> Any:
 def _backward(tensors: Tensors, *args: Any, **kwargs: Any) -> None:
     """``torch.autograd.backward``: from a DTensor it starts at the local tensor."""
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-    inputs = args[4] if len(args) > 4 else kwargs.get("inputs")
-    for tensor in (inputs,) if isinstance(inputs, torch.Tensor) else inputs or ():
-        note_watched(tensor)
+    if len(args) > 4:
+        args, kwargs = args[:4], {**kwargs, "inputs": args[4]}
+    if kwargs.get("inputs") is not None:
+        kwargs["inputs"] = _watched(kwargs["inputs"])
     if any(isinstance(root, TorchDTensorBase) for root in roots):
         grads = args[0] if args else kwargs.pop("grad_tensors", None)
         tensors, grads = _local_roots(roots, grads)
@@ -129,9 +131,7 @@ def _grad(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple:
 
 def _grad_of(outputs: Tensors, inputs: Tensors, grad_outputs: Optional[Tensors] = None,
              **options: Any) -> tuple:
-    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-    for tensor in inputs:
-        note_watched(tensor)
+    inputs = _watched(inputs)
     roots, grads = _local_roots(
         (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), grad_outputs)
     results = _native_grad(roots, inputs, grads, **options)
@@ -140,6 +140,15 @@ def _grad_of(outputs: Tensors, inputs: Tensors, grad_outputs: Optional[Tensors] 
         if isinstance(tensor, TorchDTensorBase) and result is not None
         and not isinstance(result, TorchDTensorBase) else result
         for result, tensor in zip(results, inputs))
+
+
+def _watched(inputs: Any) -> tuple:
+    """What gradients are asked of, which may be an iterator, with a note on each tensor."""
+    single = isinstance(inputs, (torch.Tensor, GradientEdge))
+    inputs = (inputs,) if single else tuple(inputs)
+    for one in inputs:
+        note_watched(one)
+    return inputs
 
 
 def _local_roots(roots: Sequence[torch.Tensor], grads: Optional[Tensors]) -> tuple[tuple, tuple]:

@@ -4,6 +4,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel import DTensor, Partial, Replicate, Shard, init_device_mesh
@@ -90,6 +91,20 @@ def test_a_gathered_tensor_watched_after_its_use_shows_all_of_its_gradient():
         assert len(got) == len(wanted)
         for one, two in zip(got, wanted):
             assert torch.allclose(one.full_tensor(), two), way
+
+
+def test_inputs_of_a_backward_pass_may_be_an_iterator_one_tensor_or_an_edge():
+    """Of DTensors and of plain tensors, whose backward the library replaces, too."""
+    for leaf in (normal(5, 3), spread(normal(5, 3), _mesh(), [Shard(0)])):
+        other = leaf.detach().clone().requires_grad_()
+        for inputs in (iter([leaf]), leaf, [leaf], get_gradient_edge(leaf)):
+            leaf.grad = None
+            (leaf * other).sum().backward(inputs=inputs)
+            assert leaf.grad is not None and other.grad is None
+            leaf.grad = None
+            torch.autograd.backward((leaf * other).sum(), None, None, False, None,
+                                    [leaf] if inputs is leaf else (leaf for _ in range(1)))
+            assert leaf.grad is not None and other.grad is None
 
 
 def test_hooks_after_accumulation_and_kept_gradients():
