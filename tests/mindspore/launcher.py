@@ -160,7 +160,8 @@ def launch(files: tuple[Path, ...]) -> Launched:
 
 def _start(command: list[str], folder: Path, name: str, env: dict[str, str]) -> subprocess.Popen:
     with open(folder / f"{name}.log", "wb") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log,
+        # Not in the project: MindSpore leaves files where it runs, such as graphs that failed.
+        return subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log,
                                 stderr=log, start_new_session=True)
 
 
