@@ -12,6 +12,7 @@ from mindspore import Tensor, mint, nn, ops
 from hyper_parallel import (
     ColwiseParallel, CommDebugMode, DTensor, RowwiseParallel, init_device_mesh, parallelize_module)
 from hyper_parallel.demo_mindspore import TwoLayerMLP
+from tests.mindspore.weights import fill
 from tests.traced_mlp import ALL_REDUCE, BATCH, HIDDEN, INTERMEDIATE, TracedMLP
 
 NPROC = 2
@@ -37,15 +38,6 @@ class ReferenceMLP(TwoLayerMLP):
 
     def construct(self, x: Tensor) -> Tensor:
         return self.fc2(ops.gelu(self.fc1(x)))
-
-
-def fill(model: nn.Cell) -> nn.Cell:
-    """The same weights on every rank, whatever the rank's seed."""
-    generator = np.random.default_rng(0)
-    for parameter in model.get_parameters():
-        values = generator.standard_normal(parameter.shape).astype(np.float32) / 4
-        parameter.set_data(Tensor(values))
-    return model
 
 
 def make_model(cls: type = TwoLayerMLP) -> nn.Cell:

@@ -12,6 +12,7 @@ from hyper_parallel import (
     ColwiseParallel, CommDebugMode, DTensor, PrepareModuleInput, PrepareModuleInputOutput,
     PrepareModuleOutput, Replicate, RowwiseParallel, SequenceParallel, Shard, auto_plan, describe,
     init_device_mesh, loss_parallel, parallelize_module, replicate, unparallelize_module)
+from tests.mindspore.weights import fill
 
 NPROC = 4
 TIMEOUT = 120
@@ -71,15 +72,6 @@ class Model(nn.Cell):
 
     def construct(self, ids: Tensor) -> Tensor:
         return self.head(self.table(ids))
-
-
-def fill(model: nn.Cell) -> nn.Cell:
-    """The same weights on every rank."""
-    generator = np.random.default_rng(1)
-    for parameter in model.get_parameters():
-        values = generator.standard_normal(parameter.shape).astype(np.float32) / 2
-        parameter.set_data(Tensor(values))
-    return model
 
 
 def full(value: Tensor) -> np.ndarray:
