@@ -224,17 +224,20 @@ class OwnMemoryPlan(Plan):
 class ReplicatedPlan(LocalPlan):
     """Runs on replicated operands; whatever tensors come out are replicated.
 
-    ``fallback`` names an operator that runs like this for want of a rule, for the tracer.
+    ``fallback`` names an operator that runs like this for want of a rule, for the tracer;
+    ``of_user`` says that it is a user's, which may save its results for its backward.
     """
 
-    __slots__ = ("_layout", "_fallback")
+    __slots__ = ("_layout", "_fallback", "_of_user")
 
     def __init__(self, moves: Sequence[OperandMove], layout: Layout,
-                 plain_paths: Sequence[tuple], random: bool, fallback: Optional[str]) -> None:
+                 plain_paths: Sequence[tuple], random: bool, fallback: Optional[str], *,
+                 of_user: bool) -> None:
         super().__init__(moves, (), plain_paths=plain_paths, take_off=True,
                          random=layout if random else None, views=True)
         self._layout = layout
         self._fallback = fallback
+        self._of_user = of_user
 
     def __call__(self, func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         if self._fallback is not None:
@@ -247,7 +250,7 @@ class ReplicatedPlan(LocalPlan):
             with same_draws(self._piece, kwargs.get("generator")):
                 result = func(*whole_args, **whole_kwargs)
         self._written(args, kwargs, whole_args, whole_kwargs)
-        if platform.without_override(func) or platform.declared_arguments(func):
+        if self._of_user:
             result = _not_saved(result)
         if self._viewed is not None:
             self._note_views(func, (args, kwargs), (whole_args, whole_kwargs), result)
@@ -281,7 +284,7 @@ class WritingPlan(ReplicatedPlan):
 
     def __init__(self, moves: Sequence[OperandMove], layout: Layout, plain_paths: Sequence[tuple],
                  random: bool, fallback: Optional[str], written: Sequence[tuple]) -> None:
-        super().__init__(moves, layout, plain_paths, random, fallback)
+        super().__init__(moves, layout, plain_paths, random, fallback, of_user=True)
         self._paths_written = written
 
     def _written(self, args: tuple, kwargs: Mapping[str, Any], whole_args: Sequence[Any],

@@ -174,7 +174,8 @@ def _without_rule(call: Call, mesh: DeviceMesh, plain_paths: Sequence[tuple], in
     whole = _replicated(mesh)
     moves = _moves(call, [whole] * len(call.specs), [()] * len(call.specs), True)
     random = not function and _registry.is_random_by_nature(call.name)
-    return ReplicatedPlan(moves, whole, plain_paths, random, call.name if unforeseen else None)
+    return ReplicatedPlan(moves, whole, plain_paths, random, call.name if unforeseen else None,
+                          of_user=function or call.declared is not None)
 
 
 _warned: set[str] = set()

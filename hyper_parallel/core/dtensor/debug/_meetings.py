@@ -35,13 +35,17 @@ def say_where(prefix: str, where: str | None) -> None:
     """Let those who wait for this rank in any meeting below the prefix read where it is, or why
     it comes no more; None takes that back."""
     world = platform.board_of(None)
-    key = f"{prefix}at/{platform.get_rank()}"
+    key = _at(prefix, platform.get_rank())
     if world is None:
         return
     if where is None:
         world.erase([key])
     else:
         world.write(key, where)
+
+
+def _at(prefix: str, rank: int) -> str:
+    return f"{prefix}at/{rank}"
 
 
 class Meetings:
@@ -163,7 +167,7 @@ class Meetings:
         if left is not None:
             return left
         world = platform.board_of(None)
-        place = world and world.peek(self._at(rank))
+        place = world and world.peek(_at(self._prefix, rank))
         if place is not None:
             return place
         last = self._last_told.get(rank)
@@ -185,6 +189,3 @@ class Meetings:
 
     def _left(self, rank: int) -> str:
         return f"{self._place}left/{rank}"
-
-    def _at(self, rank: int) -> str:
-        return f"{self._prefix}at/{rank}"

@@ -260,16 +260,9 @@ def _cut(call: Call, dim: int, lengths: Sequence[int], options: dict[str, Any]) 
         raise ValueError(f"the pieces {list(lengths)} that {call.name!r} shall give do not add up "
                          f"to the size {shape[dim]} of dim {dim}.")
     if call.name != "narrow" and can_be_shared_out(call.specs[0], dim, lengths):
-        return Decomposition(_in_equal_parts(dim, len(lengths)))
+        return Decomposition(lambda x, *_, **__: equal_parts(x, dim, len(lengths)))
     pieces = tuple((*shape[:dim], length, *shape[dim + 1:]) for length in lengths)
     return Rule((operand,), (operand,) * len(pieces), sizes, result_shapes=pieces, **options)
-
-
-def _in_equal_parts(dim: int, count: int) -> Callable:
-    def run(x: Any, *_: Any, **__: Any) -> Any:
-        return equal_parts(x, dim, count)
-
-    return run
 
 
 def _lengths(call: Call, size: int) -> Optional[list[int]]:
