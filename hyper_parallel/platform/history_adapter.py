@@ -52,6 +52,15 @@ class HistoryAdapter(ABC):
 
     @staticmethod
     @abstractmethod
+    def released(received: Any) -> Any:
+        """The memory of a fresh tensor, maybe a view, as one that only the caller knows.
+
+        It is no view, so that the result of a node may be modified in place, and no backend that
+        wrote to the memory holds it.
+        """
+
+    @staticmethod
+    @abstractmethod
     def detach(tensor: Any) -> Any:
         """An alias of ``tensor`` without its history."""
 

@@ -188,7 +188,9 @@ class Move:
         local = _detach(local)
         for run in self._run_steps:
             local = run(local)
-        return local
+        # On one rank a step may end with a view and on another not: modified in place, only one
+        # of them would raise.
+        return platform.released(local) if self._changes else local
 
     def _move_gradient(self, grad: Any, origin: object) -> Any:
         back = self._backward or self.backward()

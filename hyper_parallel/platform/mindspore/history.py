@@ -142,6 +142,11 @@ def value_between(value: Tensor, near: Tensor, far: Tensor,
     return apply_with_gradient(lambda _: value, lambda grad: gradients(grad)[1], far)
 
 
+def released(tensor: Tensor) -> Tensor:
+    """``tensor`` itself: a node's result may be a view here, and no backend holds it."""
+    return tensor
+
+
 class BackwardPass:
     """A context in which MindSpore computes gradients."""
 

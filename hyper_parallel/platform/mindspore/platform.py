@@ -105,6 +105,7 @@ class MindSporePlatform(Platform):
     keep_with_graph = staticmethod(history.keep_with_graph)
     apply_with_gradient = staticmethod(history.apply_with_gradient)
     value_between = staticmethod(history.value_between)
+    released = staticmethod(history.released)
     note_copy = staticmethod(memory.note_copy)
     noted_copy = staticmethod(memory.noted_copy)
     shares_too_much = staticmethod(memory.shares_too_much)

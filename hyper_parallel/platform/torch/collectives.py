@@ -64,7 +64,17 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
 def _reduced(total: Tensor, op: str, size: int, dtype: torch.dtype) -> Tensor:
     if op == "avg":
         total = total.div_(size)
-    return total if total.dtype is dtype else total.to(dtype)
+    return released(total) if total.dtype is dtype else total.to(dtype)
+
+
+def released(received: Tensor) -> Tensor:
+    """Memory that a backend wrote, as a tensor that the backend does not know.
+
+    A thread of the backend may hold its own for a moment longer. As the result of an autograd
+    node that would keep a whole graph alive, and let it die on that thread, which aborts a process
+    that is about to end. Nor is it a view, so that a result may be modified in place.
+    """
+    return received.data
 
 
 def _reduce_op(op: str, dtype: torch.dtype) -> Any:
@@ -116,7 +126,7 @@ def all_gather_concat(data: Tensor, dim: int, group: dist.ProcessGroup, size: in
     stacked = _all_gather(data, group, size)
     before = data.shape[:dim]
     if before.numel() == 1:  # the stacked pieces lie in memory as the joined ones do
-        return stacked.view(*before, size * data.shape[dim], *data.shape[dim + 1:])
+        return released(stacked.view(*before, size * data.shape[dim], *data.shape[dim + 1:]))
     return torch.cat(stacked.unbind(), dim)
 
 
@@ -143,7 +153,7 @@ def all_to_all(data: Tensor, input_splits: Optional[Sequence[int]],
 
     Splits are lengths in rows of dim 0; None splits evenly.
     """
-    return _exchange(data, input_splits, output_splits, group, False)[0]
+    return released(_exchange(data, input_splits, output_splits, group, False)[0])
 
 
 def all_to_all_async(data: Tensor, input_splits: Optional[Sequence[int]],

@@ -147,6 +147,7 @@ class TorchPlatform(Platform):
     get_group_ranks = staticmethod(groups.get_group_ranks)
     apply_with_gradient = staticmethod(collectives.apply_with_gradient)
     value_between = staticmethod(collectives.value_between)
+    released = staticmethod(collectives.released)
     note_copy = staticmethod(memory.note_copy)
     noted_copy = staticmethod(memory.noted_copy)
     shares_too_much = staticmethod(memory.shares_too_much)

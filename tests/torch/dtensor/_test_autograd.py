@@ -3,11 +3,13 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel import DTensor, Partial, Replicate, Shard, init_device_mesh
+from hyper_parallel.platform.torch import collectives
 from tests.torch.against_dense import normal, spread
 
 NPROC = 4
@@ -105,6 +107,42 @@ def test_inputs_of_a_backward_pass_may_be_an_iterator_one_tensor_or_an_edge():
             torch.autograd.backward((leaf * other).sum(), None, None, False, None,
                                     [leaf] if inputs is leaf else (leaf for _ in range(1)))
             assert leaf.grad is not None and other.grad is None
+
+
+def test_a_moved_tensor_may_be_modified_in_place():
+    """On every rank, whatever the last step was that it moved by there."""
+    for shape, before, after in itertools.product(((4, 6), (5, 3)), WAYS, WAYS):
+        dense = normal(*shape)
+        x = spread(dense, _mesh(), before)
+        moved = (x * 1).redistribute(placements=after)
+        moved.add_(1).mul_(2)
+        (moved * moved).sum().backward()
+        (2 * (dense + 1)).square().sum().backward()
+        assert torch.allclose(x.grad.full_tensor(), dense.grad)
+        (x * 1).redistribute(placements=after).to_local().add_(1)
+        (x * 1).full_tensor().add_(1)
+
+
+def test_what_a_backend_holds_belongs_to_no_graph():
+    """Its threads let go of it late, and a graph must not live as long, nor die there."""
+    held = []
+
+    def hold(function):
+        def call(*tensors, **options):
+            held.extend(value for value in tensors if isinstance(value, torch.Tensor))
+            return function(*tensors, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_reduce", "all_to_all_single"):
+            patch.setattr(dist, name, hold(getattr(dist, name)))
+        for name in ("_all_gather_single", "_reduce_scatter_single"):
+            patch.setattr(collectives, name, hold(getattr(collectives, name)))
+        for before, after in itertools.product(WAYS, WAYS):
+            moved = (spread(normal(8, 4), _mesh(), before) * 1).redistribute(placements=after)
+            moved.sum().backward()
+    assert len(held) > 10 and all(tensor.grad_fn is None for tensor in held)
 
 
 def test_hooks_after_accumulation_and_kept_gradients():
